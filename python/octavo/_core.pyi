@@ -1,0 +1,311 @@
+"""The Rust extension. Hand-written; tests/run checks it against the module with stubtest."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from typing_extensions import Buffer
+
+__version__: str
+
+# --- control plane (rust/core) -------------------------------------------------------------------------------------
+
+@final
+class CoreConfig:
+    """Limits and policy of the scheduler; resolved by octavo.config, never defaulted here."""
+
+    def __new__(
+        cls,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_queued_requests: int,
+        max_queued_tokens: int,
+        policy: str,
+        enable_prefix_caching: bool,
+        long_prefill_token_threshold: int,
+        depth: int,
+        max_logprobs: int,
+        hash_seed: int,
+    ) -> CoreConfig: ...
+
+@final
+class ArenaLayout:
+    """Fixed offsets (in int32) of the step arena's regions; see rust/core/src/arena.rs."""
+
+    num_ints: int
+    max_rows: int
+    max_tokens: int
+    max_block_updates: int
+    max_block_copies: int
+    max_new_rows: int
+    header: int
+    row_slot: int
+    query_start: int
+    kv_len: int
+    new_row: int
+    block_copy: int
+    block_update: int
+    token_id: int
+    position: int
+
+@final
+class OutputLayout:
+    """Fixed offsets (in int32) of the output arena: sampled [R, S], count [R], rank [R, S], then logprob ids and
+    values [R, S, 1 + max_logprobs] (values are float32 bits)."""
+
+    num_ints: int
+    max_rows: int
+    max_sampled: int
+    max_logprobs: int
+    sampled: int
+    count: int
+    rank: int
+    logprob_id: int
+    logprob_value: int
+
+@final
+class NewRow:
+    """A sequence that got its slot in this step: everything that the worker must know of it."""
+
+    slot: int
+    """Sampling parameters as `SamplingParams.to_wire` wrote them."""
+    params: bytes
+    """Which of the request's n sequences."""
+    index: int
+    """int32 little-endian: prompt, then what was generated before a preemption."""
+    token_ids: bytes
+    num_prompt_tokens: int
+
+@final
+class PromptLogprobRow:
+    """A row whose prompt tokens' logprobs are wanted: hidden rows [token_start, token_start + num_tokens) of the step
+    predict prompt positions position + 1 ..; only the targets inside the prompt are given (target_ids)."""
+
+    row: int
+    slot: int
+    token_start: int
+    num_tokens: int
+    num_top: int
+    """int32 little-endian, one a token."""
+    target_ids: bytes
+
+@final
+class StepPlan:
+    """What to run in one step; the arrays are already in `arena`."""
+
+    step_id: int
+    arena: int
+    num_rows: int
+    num_decode_rows: int
+    num_sampled: int
+    num_tokens: int
+    max_query_len: int
+    max_kv_len: int
+    num_block_updates: int
+    num_block_copies: int
+    num_new_rows: int
+    """Some sampled row asked for logprobs."""
+    needs_logprobs: bool
+    new_rows: list[NewRow]
+    prompt_logprob_rows: list[PromptLogprobRow]
+    """Calls wait in `Core.take_calls`."""
+    has_calls: bool
+
+@final
+class Core:
+    """The control plane of one engine. Not thread-safe but for `add`, `wait` and `close`."""
+
+    arena_layout: ArenaLayout
+    output_layout: OutputLayout
+
+    def __new__(cls, config: CoreConfig) -> Core: ...
+    def register(self, arenas: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        """Hand over int32 host buffers, at least depth + 1 of each; kept alive by the Core. ValueError on wrong sizes."""
+    def step(self, output: int | None) -> StepPlan:
+        """Commit the oldest step in flight from outputs[output] (None: nothing to commit) and plan the next one.
+
+        A plan with num_rows 0 is not in flight and must not be launched.
+        """
+    def put_prompt_logprobs(self, slot: int, ids: Buffer, values: Buffer, ranks: Buffer) -> None:
+        """Append prompt logprobs of a row: ids int32 [T, 1+k] (target first), values float32 [T, 1+k], ranks int32 [T]."""
+    def add(self, frame: bytes) -> None:
+        """A client frame (encode_*) of the in-process client."""
+    def take_frames(self) -> list[bytes]:
+        """Outbound frames of the in-process client since the last call."""
+    def has_work(self) -> bool:
+        """Requests run or wait, or the inbox is not empty."""
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep without the GIL until the inbox is not empty; False on timeout."""
+    def take_calls(self) -> list[tuple[int, int, bytes]]:
+        """(client, call_id, body) of the calls received."""
+    def reply(self, client: int, call_id: int, body: bytes) -> None: ...
+    def drain(self) -> None:
+        """Refuse requests from now on; those that run or wait go on."""
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached blocks; False when some are in use (those stay)."""
+    def stats(self) -> dict[str, int]: ...
+    def check(self) -> None:
+        """Verify every invariant of blocks and sequences; RuntimeError names the broken one. For tests: O(blocks)."""
+    def dump(self) -> str:
+        """State and the last plan, for a crash report."""
+    def serve(self, path: str, hello: bytes) -> None:
+        """Listen on a unix socket; a Rust thread moves frames between it and the Core. OSError when it can't bind."""
+    def close(self) -> None:
+        """Stop the IO thread and remove the socket."""
+
+# --- frames (rust/core/src/frames.rs) ------------------------------------------------------------------------------
+# Every frame is u32 little-endian length, then the body; the functions below return and take bodies.
+
+def encode_add(
+    *,
+    request_id: int,
+    prompt_token_ids: Sequence[int],
+    n: int,
+    max_tokens: int,
+    min_tokens: int,
+    stop_token_ids: Sequence[int],
+    priority: int,
+    cache_salt: bytes,
+    deadline_s: float,
+    logprobs: int,
+    prompt_logprobs: int,
+    params: bytes,
+) -> bytes: ...
+def encode_abort(request_id: int, index: int | None = None) -> bytes: ...
+def encode_call(call_id: int, body: bytes) -> bytes: ...
+
+# --- text (rust/core/src/tokenizer.rs, detokenizer.rs, stop.rs) ----------------------------------------------------
+
+@final
+class Tokenizer:
+    """A tokenizer.json, run by the `tokenizers` crate without the GIL."""
+
+    vocab_size: int
+    @staticmethod
+    def from_file(path: str) -> Tokenizer: ...
+    @staticmethod
+    def from_json(body: bytes) -> Tokenizer: ...
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]: ...
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    def id_to_token(self, token_id: int) -> str | None: ...
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token stands for (half characters included); b"" for an unknown id."""
+    def special_token_ids(self) -> list[int]: ...
+
+@final
+class EngineStats:
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    num_finished: int
+    num_aborted: int
+    num_refused: int
+
+@final
+class Delta:
+    """What one sequence gained: text that is safe to show, and ids. Text may lag behind ids (half characters,
+    possible stop strings); the last delta (finish_reason set) flushes it."""
+
+    request_id: int
+    index: int
+    text: str
+    token_ids: list[int]
+    """One a token: (rank, [(token_id, logprob), …]) with the token itself first; None when not asked for."""
+    logprobs: list[tuple[int, list[tuple[int, float]]]] | None
+    """One per prompt token but the first, like logprobs; on the first delta of a request that asked."""
+    prompt_logprobs: list[tuple[int, list[tuple[int, float]]]] | None
+    finish_reason: str | None
+    """The stop string or stop token id; None for EOS, length, abort."""
+    stop_reason: int | str | None
+    num_cached_tokens: int | None
+    queue_s: float | None
+    """A stop string ended this sequence here: the engine must be told (encode_abort(request_id, index))."""
+    must_abort: bool
+
+@final
+class Refusal:
+    request_id: int
+    """"invalid", "queue_full", "deadline" or "draining"."""
+    kind: str
+    message: str
+    retry_after_s: float
+
+@final
+class Frame:
+    """A decoded engine frame; `kind` is "hello", "output" or "reply" and says which fields are filled."""
+
+    kind: str
+    body: bytes
+    call_id: int
+    stats: EngineStats | None
+    deltas: list[Delta]
+    refusals: list[Refusal]
+
+@final
+class OutputProcessor:
+    """Turns engine frames into text, one call a frame: incremental detokenization and stop strings."""
+
+    def __new__(cls, tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> OutputProcessor: ...
+    def add(
+        self,
+        request_id: int,
+        *,
+        n: int,
+        prompt_token_ids: Sequence[int],
+        stop: Sequence[str],
+        include_stop_str_in_output: bool,
+        skip_special_tokens: bool,
+        detokenize: bool,
+    ) -> None: ...
+    def process(self, body: bytes) -> Frame:
+        """Decode one frame body. Outputs of unknown (removed) requests are dropped. ValueError on a malformed frame."""
+    def remove(self, request_id: int) -> None: ...
+    def __len__(self) -> int: ...
+
+# --- CPU kernels (rust/cpu) ----------------------------------------------------------------------------------------
+
+def cpu_features() -> list[str]:
+    """Instruction sets that the kernels may use here, best first."""
+
+def cpu_paged_attention(
+    *,
+    q: int,
+    kv_cache: int,
+    out: int,
+    dtype: str,
+    row_slot: int,
+    query_start: int,
+    kv_len: int,
+    block_table: int,
+    num_rows: int,
+    num_tokens: int,
+    num_slots: int,
+    max_blocks_per_slot: int,
+    num_blocks: int,
+    block_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    num_threads: int,
+) -> None:
+    """Attention of every row over its paged KV (see octavo.kernels.reference.paged_attention); pointers are addresses.
+    ValueError when a size is impossible or an index read from the arrays is out of range."""
+
+def __getattr__(name: str) -> Any: ...

@@ -1,0 +1,1 @@
+"""Attention backends: one file each, chosen by name (base.BACKENDS)."""

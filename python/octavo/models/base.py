@@ -1,0 +1,29 @@
+"""What the worker needs from a model, native or not.
+
+Shape suffixes: t tokens of the step, s sampled rows, m model dim, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
+
+
+class CausalLM(Protocol):
+    """A decoder. Runs token ids of many rows, packed; attention goes through the context's cache."""
+
+    attention_specs: list[AttentionSpec]
+    """One a layer that has KV, in the order of `ForwardContext.kv_cache`."""
+    vocab_size: int
+    """Width of the logits."""
+
+    def set_attention_backend(self, backend: AttentionBackend) -> None: ...
+
+    def forward(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Tensor:
+        """Hidden states [t, m] after the final norm. No host synchronization; safe in a CUDA graph capture."""
+
+    def logits(self, hidden_sm: Tensor) -> Tensor:
+        """Logits [s, v] in fp32 (soft cap and scale applied)."""

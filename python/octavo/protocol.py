@@ -1,0 +1,92 @@
+"""What callers get back and what the engine tells about itself: plain data shared by every process.
+
+Not here: requests on the wire (Rust, `rust/core/src/frames.rs`) and HTTP bodies (server/schema).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+
+class Logprob(NamedTuple):
+    """Log probability of one token at one position; `rank` 1 is the most probable of the vocabulary."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's `n` sequences.
+
+    Attributes:
+        index: Which of the `n`.
+        text: Generated text (all of it, or the new part of a delta).
+        token_ids: Generated ids, like `text`.
+        logprobs: One mapping (token id to `Logprob`) per token, the chosen token first; None unless asked for.
+        cumulative_logprob: Sum over the chosen tokens so far; None unless logprobs were asked for.
+        finish_reason: "stop", "length", "abort", "error", or None while running.
+        stop_reason: The stop string or stop token id that ended the sequence; None for EOS.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request, in seconds; `arrival_s` is `time.monotonic()`, the others count from arrival."""
+
+    arrival_s: float
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The state of a request: all sequences so far, or the sequences that gained something (delta)."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What an engine says of itself at the handshake."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    max_logprobs: int
+    # Where the API process finds tokenizer.json and the chat template; None for a model without a tokenizer.
+    tokenizer_path: str | None
+    add_bos_token: bool
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> ModelFacts:
+        values = json.loads(body)
+        return cls(**{**values, "eos_token_ids": tuple(values["eos_token_ids"])})

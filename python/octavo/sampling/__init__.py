@@ -1,0 +1,1 @@
+"""From logits to token ids: one file a feature, state per slot on the device."""

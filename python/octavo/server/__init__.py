@@ -1,0 +1,1 @@
+"""The HTTP server. Imports neither torch nor the worker."""

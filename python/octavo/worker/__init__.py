@@ -1,0 +1,1 @@
+"""Executes plans on a device: runners, arenas, slots, graphs, memory. No policy."""

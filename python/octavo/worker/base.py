@@ -1,0 +1,51 @@
+"""The seam between the engine loop and whatever executes a step.
+
+`EngineLoop` knows only this protocol; `--runner` picks the implementation from `RUNNERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Protocol
+
+from octavo._core import Core, StepPlan
+from octavo.config import EngineConfig
+from octavo.protocol import ModelFacts
+
+Progress = Callable[[str, float], None]
+"""(stage, fraction done in 0..1): "config", "weights", "memory", "graphs"."""
+
+
+class Runner(Protocol):
+    """Executes plans, without policy. Construction loads the model and sizes the cache; nothing else is slow."""
+
+    facts: ModelFacts
+
+    def attach(self, core: Core) -> None:
+        """Allocate arenas by the core's layouts and register them. Once, before the first launch."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Upload the plan's arena and start the forward pass; does not wait for the device."""
+
+    def sample(self, plan: StepPlan) -> None:
+        """Start sampling and the copy of the results to the host; does not wait for the device."""
+
+    def result(self, plan: StepPlan) -> int:
+        """Wait for a step's results; the index of the output arena that holds them (valid until `depth` more steps)."""
+
+    def close(self) -> None:
+        """Release the device."""
+
+
+RUNNERS = {
+    "torch": "octavo.worker.runner:TorchRunner",
+    "fake": "octavo.worker.fake:FakeRunner",
+}
+
+
+def make_runner(config: EngineConfig, progress: Progress) -> Runner:
+    """Build the runner that `config.execution.runner` names. Errors: ConfigError, ModelError."""
+    module, attribute = RUNNERS[config.execution.runner].split(":")
+    factory: Callable[[EngineConfig, Progress], Runner] = getattr(import_module(module), attribute)
+    return factory(config, progress)

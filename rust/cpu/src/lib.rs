@@ -1,0 +1,1 @@
+//! CPU kernels over raw pointers, with runtime dispatch.

@@ -1,0 +1,1 @@
+//! Unix-socket frames between API and engine processes.

@@ -1,0 +1,9 @@
+//! The extension module `octavo._core`: extract, detach from the GIL, call, map errors. No logic lives here.
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    Ok(())
+}
