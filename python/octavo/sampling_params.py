@@ -41,9 +41,7 @@ def _in_range(value: object, param: str, low: float, high: float, *, open_low: b
 
 
 def _integer(value: object, param: str, low: int, high: int) -> None:
-    _check(
-        isinstance(value, int) and not isinstance(value, bool), param, f"must be an integer, got {value!r}"
-    )
+    _check(isinstance(value, int) and not isinstance(value, bool), param, f"must be an integer, got {value!r}")
     _check(low <= value <= high, param, f"must be between {low} and {high}, got {value}")  # type: ignore[operator]
 
 
@@ -139,9 +137,7 @@ class SamplingParams:
         )
         for text in self.stop:
             _check(isinstance(text, str) and text != "", "stop", "must hold non-empty strings")
-            _check(
-                len(text) <= MAX_STOP_CHARS, "stop", f"strings may have at most {MAX_STOP_CHARS} characters"
-            )
+            _check(len(text) <= MAX_STOP_CHARS, "stop", f"strings may have at most {MAX_STOP_CHARS} characters")
         _check(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", f"may hold at most {MAX_BAD_WORDS} words")
         for text in self.bad_words:
             _check(isinstance(text, str) and text != "", "bad_words", "must hold non-empty strings")
@@ -154,9 +150,7 @@ class SamplingParams:
             _check(len(self.allowed_token_ids) > 0, "allowed_token_ids", "must not be empty")
             for token_id in self.allowed_token_ids:
                 _integer(token_id, "allowed_token_ids", 0, 2**31 - 1)
-        _check(
-            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"may hold at most {MAX_LOGIT_BIAS} entries"
-        )
+        _check(len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"may hold at most {MAX_LOGIT_BIAS} entries")
         for token_id, bias in self.logit_bias.items():
             _integer(token_id, "logit_bias", 0, 2**31 - 1)
             _in_range(bias, "logit_bias", -100, 100)

@@ -71,9 +71,7 @@ class AttentionBackend(Protocol):
     def prepare(self, ctx: ForwardContext) -> None:
         """Once a step, before the first layer (split tables, masks)."""
 
-    def attend(
-        self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext
-    ) -> Tensor:
+    def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
         """Write k and v at `slot_mapping_t`, then return the attention output [t, h, d] in q's dtype."""
 
 
