@@ -1,8 +1,8 @@
 """The one config tree: every option of the engine and the server, frozen, resolved once.
 
-A field here is a flag (`max_num_seqs` -> `--max-num-seqs`), a keyword of `LLM(...)`, a line of `--help` and a row of the
-README's table. Its metadata says how it is shown; its default is what a user gets. Values that depend on the model or the
-device are None here and are filled in where they are known (`worker.memory`, `models.config`).
+A field here is a flag (`max_num_seqs` -> `--max-num-seqs`), a keyword of `LLM(...)`, a line of `--help` and a row of
+the README's table. Its metadata says how it is shown; its default is what a user gets. Values that depend on the model
+or the device are None here and are filled in where they are known (`worker.memory`).
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def _check_engine(config: EngineConfig) -> None:
         )
     if config.parallel.tensor_parallel_size > 1:
         raise ConfigError(
-            f"--tensor-parallel-size {config.parallel.tensor_parallel_size}: this version runs a model on one device; use 1",
+            f"--tensor-parallel-size {config.parallel.tensor_parallel_size}: this version runs on one device; use 1",
             "tensor_parallel_size",
         )
     if execution.attention_backend == "cpu" and execution.device == "cuda":

@@ -79,9 +79,11 @@ class ModelFacts:
     dtype: str
     device: str
     max_logprobs: int
-    # Where the API process finds tokenizer.json and the chat template; None for a model without a tokenizer.
     tokenizer_path: str | None
-    add_bos_token: bool
+    """Folder with tokenizer.json, tokenizer_config.json (bos_token, eos_token, …) and the chat template
+    (chat_template.jinja, or in tokenizer_config.json); None for a model without a tokenizer."""
+    default_sampling_params: dict[str, float]
+    """What the checkpoint's generation_config.json recommends (temperature, top_k, top_p, repetition_penalty)."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -83,7 +83,7 @@ BACKENDS = {
 
 
 def make_backend(name: str, *, num_threads: int = 0) -> AttentionBackend:
-    """Build a backend by its name in `BACKENDS`; "auto" must have been resolved by the caller (see `default_backend`)."""
+    """Build a backend by its name in `BACKENDS`; "auto" is resolved before (`default_backend`)."""
     module, attribute = BACKENDS[name].split(":")
     factory: Callable[..., AttentionBackend] = getattr(import_module(module), attribute)
     return factory(num_threads=num_threads) if name == "cpu" else factory()
