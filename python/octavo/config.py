@@ -299,3 +299,19 @@ def changed(config: EngineConfig | ServerConfig) -> dict[str, Any]:
             if values[opt.name] != opt.default:
                 out[opt.name] = values[opt.name]
     return out
+
+
+def options_markdown() -> str:
+    """The README's table of options: one row a field, in the order of the tree."""
+    lines = ["| flag | default | meaning |", "| --- | --- | --- |"]
+    for opt in (*engine_options(), *section_options("server")):
+        if opt.name == "model":
+            continue
+        shown = "" if opt.default in (None, []) else f"`{opt.default}`"
+        choices = f" One of {', '.join(opt.choices)}." if opt.choices else ""
+        lines.append(f"| `{opt.flag}` | {shown} | {opt.help}{choices} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(options_markdown())
