@@ -4,5 +4,8 @@
 //! oldest step in flight and plans the next one. Everything else turns bytes into requests and outputs into bytes.
 #![forbid(unsafe_code)]
 
+pub mod frames;
 pub mod ids;
+pub mod mailbox;
 pub mod protocol;
+pub mod wire;
