@@ -1,0 +1,364 @@
+"""One normal form of the many spellings of a model's config.json.
+
+Models, the memory plan and the worker read `NormalConfig` only. Defaults that a config.json leaves out are those of the
+Transformers class of the same `model_type` (facts of configuration_<model_type>.py). Not here: finding the file
+(sources.py) and which class runs it (registry.py). Nothing of Transformers is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding. Fields past `partial_rotary_factor` have a meaning only for the types that use them.
+
+    `original_max_position` is the length that the model was trained at before scaling (llama3, yarn, dynamic).
+    `attention_factor` None: the type's formula decides (yarn: from `factor` and the mscales).
+    """
+
+    type: str = "default"
+    theta: float = 10000.0
+    partial_rotary_factor: float = 1.0
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NormalConfig:
+    """A decoder's shape. `layer_windows[i]` is layer i's sliding window in tokens, 0 = full attention."""
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    norm_eps: float
+    hidden_act: str
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    layer_windows: tuple[int, ...]
+    dtype: str
+    """Of the checkpoint: float32, bfloat16 or float16."""
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    raw: Mapping[str, Any] = field(repr=False, compare=False, hash=False)
+    """The whole config.json, as read."""
+
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "max_position_embeddings": ("n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx"),
+    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "hidden_act": ("hidden_activation", "activation_function"),
+    "rope_theta": ("rotary_emb_base",),
+    "partial_rotary_factor": ("rotary_pct",),
+    "dtype": ("torch_dtype",),
+}
+"""Our name of a field -> other spellings, tried in order."""
+
+DEFAULT_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""For a config.json without `architectures`."""
+
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+    },
+    "qwen3": {
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+        "head_dim": 128,
+    },
+    "gemma": {"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True},
+    "gemma2": {
+        "max_position_embeddings": 8192,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+    },
+    "gemma3_text": {
+        "max_position_embeddings": 131072,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1_000_000.0,
+    },
+    "gpt2": {"max_position_embeddings": 1024, "norm_eps": 1e-5, "tie_word_embeddings": True},
+    "gpt_neox": {"max_position_embeddings": 2048, "norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+    "phi3": {"max_position_embeddings": 4096, "norm_eps": 1e-5},
+    "olmo2": {"max_position_embeddings": 2048, "norm_eps": 1e-5},
+}
+"""What a config.json of this `model_type` means where it is silent (Transformers writes only what differs)."""
+
+GLOBAL_DEFAULTS: dict[str, Any] = {"norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
+
+DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
+
+UNSUPPORTED_LAYER_TYPES = ("chunked_attention", "linear_attention", "recurrent", "mamba")
+
+
+class _Reader:
+    """Looks fields up: config.json under any spelling, then the family's default."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        text = raw.get("text_config")
+        self.raw: dict[str, Any] = {**raw, **text} if isinstance(text, dict) else dict(raw)
+        self.model_type = str(self.raw.get("model_type", ""))
+        self.defaults = {**GLOBAL_DEFAULTS, **FAMILY_DEFAULTS.get(self.model_type, {})}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        spellings = (name, *ALIASES.get(name, ()))
+        for key in spellings:
+            if self.raw.get(key) is not None:
+                return self.raw[key]
+        if any(key in self.raw for key in spellings):  # an explicit null is an answer: it beats the family's default
+            return default
+        return self.defaults.get(name, default)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive integer. ModelError when it is absent without a default, or not one."""
+        value = self.get(name, default)
+        if value is None:
+            spellings = ", ".join((name, *ALIASES.get(name, ())))
+            raise ModelError(f"config.json has no {name} (looked for: {spellings})")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+            raise ModelError(f"config.json: {name} is {value!r}, not a positive integer")
+        return int(value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(f"config.json: {name} is {value!r}, not a number")
+        return float(value)
+
+
+def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> NormalConfig:
+    """Read a config.json (old spellings, the Transformers 5 form, or one with a nested `text_config`).
+
+    `generation_config` adds its EOS ids. ModelError names the field that is missing or senseless.
+    """
+    reader = _Reader(raw)
+    _check_quantization(reader)
+    heads = reader.integer("num_attention_heads")
+    hidden = reader.integer("hidden_size")
+    layers = reader.integer("num_hidden_layers")
+    kv_heads = _num_kv_heads(reader, heads)
+    max_position = reader.integer("max_position_embeddings", 2048)
+    head_dim = _head_dim(reader, hidden, heads)
+    attention_bias = bool(reader.get("attention_bias", False))
+    family = reader.model_type
+    return NormalConfig(
+        architecture=_architecture(raw, family),
+        model_type=family,
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=reader.integer("intermediate_size", 4 * hidden),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max_position,
+        norm_eps=reader.number("norm_eps"),
+        hidden_act=str(reader.get("hidden_act")),
+        rope=_rope(reader, max_position),
+        tie_word_embeddings=_tied(raw, reader),
+        qkv_bias=family == "qwen2" or attention_bias,
+        o_bias=attention_bias and family != "qwen2",
+        mlp_bias=bool(reader.get("mlp_bias", False)),
+        qk_norm=family in ("qwen3", "gemma3_text", "olmo2"),
+        layer_windows=_layer_windows(reader, layers),
+        dtype=_dtype(reader),
+        bos_token_id=next(iter(_token_ids(reader.get("bos_token_id"), "bos_token_id")), None),
+        eos_token_ids=_eos_token_ids(reader, generation_config or {}),
+        raw=raw,
+    )
+
+
+def _check_quantization(reader: _Reader) -> None:
+    quantization = reader.raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
+        raise ModelError(
+            f"config.json: weights are quantized ({method}), which this version does not read; "
+            "use the unquantized checkpoint or a .gguf of it"
+        )
+
+
+def _architecture(raw: Mapping[str, Any], model_type: str) -> str:
+    names = raw.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    if model_type in DEFAULT_ARCHITECTURES:
+        return DEFAULT_ARCHITECTURES[model_type]
+    raise ModelError(f"config.json has no architectures, and model_type {model_type!r} does not tell it")
+
+
+def _num_kv_heads(reader: _Reader, heads: int) -> int:
+    if reader.model_type == "falcon" and reader.get("multi_query") and not reader.get("new_decoder_architecture"):
+        return 1
+    kv_heads = reader.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    return kv_heads
+
+
+def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
+    if reader.get("head_dim") is None and hidden % heads:
+        raise ModelError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    return reader.integer("head_dim", hidden // heads)
+
+
+def _tied(raw: Mapping[str, Any], reader: _Reader) -> bool:
+    """The outer config decides for a model with `text_config` (the head belongs to the outer class)."""
+    value = raw.get("tie_word_embeddings")
+    return bool(reader.get("tie_word_embeddings", False) if value is None else value)
+
+
+def _rope(reader: _Reader, max_position: int) -> RopeConfig:
+    """From `rope_parameters` (Transformers 5; nested by layer type or not) or `rope_scaling` + `rope_theta`."""
+    values = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters") or {}
+    if not isinstance(values, Mapping):
+        raise ModelError(f"config.json: rope_parameters is {values!r}, not an object")
+    if isinstance(values.get("full_attention"), Mapping):
+        values = values["full_attention"]
+
+    def number(name: str, default: float) -> float:
+        value = values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(f"config.json: {name} of the rope parameters is {value!r}, not a number")
+        return float(value)
+
+    def optional(name: str) -> float | None:
+        return number(name, 0.0) if values.get(name) is not None else None
+
+    kind = str(values.get("rope_type") or values.get("type") or "default")
+    original = reader.get("original_max_position_embeddings") or number(
+        "original_max_position_embeddings", max_position
+    )
+    if kind == "dynamic":  # its formula counts from the config's own length, whatever the rope parameters say
+        original = max_position
+    factor = optional("factor")
+    if factor is None:
+        if kind in ("linear", "dynamic", "llama3"):
+            raise ModelError(f"config.json: rope type {kind} has no factor")
+        factor = max_position / original if kind == "yarn" else 1.0
+    return RopeConfig(
+        type=kind,
+        theta=number("rope_theta", reader.number("rope_theta", 10000.0)),
+        partial_rotary_factor=number("partial_rotary_factor", reader.number("partial_rotary_factor", 1.0)),
+        factor=factor,
+        original_max_position=int(original),
+        low_freq_factor=number("low_freq_factor", 1.0),
+        high_freq_factor=number("high_freq_factor", 4.0),
+        beta_fast=number("beta_fast", 32.0),
+        beta_slow=number("beta_slow", 1.0),
+        attention_factor=optional("attention_factor"),
+        mscale=optional("mscale"),
+        mscale_all_dim=optional("mscale_all_dim"),
+        truncate=bool(values.get("truncate", True)),
+    )
+
+
+def _layer_windows(reader: _Reader, layers: int) -> tuple[int, ...]:
+    """Window of each layer: `layer_types` where given, else the family's rule."""
+    window = reader.get("sliding_window") or 0
+    if reader.get("use_sliding_window", True) is False:
+        window = 0
+    types = reader.raw.get("layer_types")
+    if types is not None:
+        return _windows_of_types(types, reader.integer("sliding_window", 1) if window else 0, layers)
+    if not window:
+        return (0,) * layers
+    window = reader.integer("sliding_window")
+    slides = _window_rule(reader)
+    return tuple(window if slides(i) else 0 for i in range(layers))
+
+
+def _window_rule(reader: _Reader) -> Callable[[int], bool]:
+    """Which layers slide, for a config.json without `layer_types`."""
+    pattern = reader.get("sliding_window_pattern")
+    if pattern:
+        return lambda i: bool((i + 1) % int(pattern))
+    first = reader.get("max_window_layers")
+    if first is not None:
+        return lambda i: i >= int(first)
+    return lambda i: True
+
+
+def _windows_of_types(types: Any, window: int, layers: int) -> tuple[int, ...]:
+    if not isinstance(types, list) or len(types) != layers:
+        raise ModelError(f"config.json: layer_types is not a list of {layers} names")
+    for kind in types:
+        if kind in UNSUPPORTED_LAYER_TYPES:
+            raise ModelError(f"config.json: layers of type {kind} are not supported by this version")
+    if "sliding_attention" in types and not window:
+        raise ModelError("config.json: layer_types has sliding_attention but sliding_window is not set")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+
+
+def _dtype(reader: _Reader) -> str:
+    name = str(reader.get("dtype") or "float32").removeprefix("torch.")
+    if name == "auto":
+        return "float32"
+    if name not in DTYPES:
+        raise ModelError(f"config.json: dtype {name!r} is not one of {', '.join(sorted(set(DTYPES.values())))}")
+    return DTYPES[name]
+
+
+def _token_ids(value: Any, name: str) -> tuple[int, ...]:
+    """An id or a list of ids."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise ModelError(f"config.json: {name} is {value!r}, not a token id or a list of them")
+    return tuple(ids)
+
+
+def _eos_token_ids(reader: _Reader, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Union of config.json's and generation_config.json's ids, without doubles and negatives."""
+    ids = (
+        *_token_ids(reader.get("eos_token_id"), "eos_token_id"),
+        *_token_ids(generation.get("eos_token_id"), "eos_token_id"),
+    )
+    return tuple(dict.fromkeys(i for i in ids if i >= 0))
