@@ -1,0 +1,1 @@
+"""Plain-PyTorch references: what each kernel must compute, on any device. Slow, short, and the last word."""

@@ -1,0 +1,69 @@
+"""Attention of packed query rows over a paged KV cache, row by row in fp32. Every attention backend computes this.
+
+Shape suffixes: t tokens, r rows, s slots, b blocks, h query heads, g KV heads, q a row's queries, k keys, d head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gather_row(kv_cache: Tensor, block_s: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+    """K and V, both fp32 [g, end - start, d], at positions start .. end of the row whose block ids are `block_s`."""
+    block_size = kv_cache.shape[3]
+    first = start // block_size
+    blocks = block_s[first : (end + block_size - 1) // block_size].long()
+    pages = kv_cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)  # [2, g, blocks * block_size, d]
+    pages = pages[:, :, start - first * block_size : end - first * block_size]
+    return pages[0].float(), pages[1].float()
+
+
+def attend_row(
+    q_qhd: Tensor, k_gkd: Tensor, v_gkd: Tensor, visible_qk: Tensor, scale: float, soft_cap: float
+) -> Tensor:
+    """Softmax attention of one row, fp32 [q, h, d]; query head j reads KV head j // (h / g)."""
+    queries, heads, dim = q_qhd.shape
+    groups = k_gkd.shape[0]
+    q = q_qhd.float().reshape(queries, groups, heads // groups, dim)
+    scores = torch.einsum("qghd,gkd->ghqk", q, k_gkd) * scale
+    if soft_cap > 0:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    weights = scores.masked_fill(~visible_qk, -torch.inf).softmax(-1)
+    return torch.einsum("ghqk,gkd->qghd", weights, v_gkd).reshape(queries, heads, dim)
+
+
+def paged_attention(
+    q_thd: Tensor,
+    kv_cache: Tensor,
+    block_table_sb: Tensor,
+    row_slot_r: Tensor,
+    query_start_r: Tensor,
+    kv_len_r: Tensor,
+    *,
+    num_rows: int,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    """Attention output [t, h, d] in q's dtype; tokens outside the rows get zeros.
+
+    kv_cache [num_blocks, 2, g, block_size, d] already holds this step's K and V. Query i of a row with n queries
+    stands at position kv_len - n + i and sees the positions up to its own, at most `window` of them (0 = all).
+    """
+    out = torch.zeros_like(q_thd)
+    starts = query_start_r[: num_rows + 1].tolist()
+    slots, lengths = row_slot_r[:num_rows].tolist(), kv_len_r[:num_rows].tolist()
+    for row in range(num_rows):
+        first, last, length = starts[row], starts[row + 1], lengths[row]
+        if first == last:
+            continue
+        position_q = torch.arange(length - (last - first), length, device=q_thd.device)
+        low = max(0, length - (last - first) - window + 1) if window else 0
+        key_k = torch.arange(low, length, device=q_thd.device)
+        visible_qk = key_k[None, :] <= position_q[:, None]
+        if window:
+            visible_qk &= key_k[None, :] > position_q[:, None] - window
+        k_gkd, v_gkd = gather_row(kv_cache, block_table_sb[slots[row]], low, length)
+        out[first:last] = attend_row(q_thd[first:last], k_gkd, v_gkd, visible_qk, scale, soft_cap).to(q_thd.dtype)
+    return out

@@ -1,0 +1,33 @@
+"""The attention backend in plain PyTorch: any device, any dtype, slow. What the other backends are compared with."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from octavo.attention.base import AttentionSpec, ForwardContext
+from octavo.kernels.reference.kv_write import write_kv
+from octavo.kernels.reference.paged_attention import paged_attention
+
+
+class ReferenceAttention:
+    """Loops over rows on the host; unfit for CUDA graphs."""
+
+    def prepare(self, ctx: ForwardContext) -> None:
+        """Nothing is shared between layers."""
+
+    def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        cache = ctx.kv_cache[spec.layer]
+        write_kv(k_tgd, v_tgd, cache, ctx.slot_mapping_t)
+        return paged_attention(
+            q_thd,
+            cache,
+            ctx.block_table_sb,
+            ctx.row_slot_r,
+            ctx.query_start_r,
+            ctx.kv_len_r,
+            num_rows=ctx.num_rows,
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+        )

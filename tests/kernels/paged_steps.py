@@ -1,0 +1,98 @@
+"""Random steps: rows of various lengths over a shuffled paged cache, with NaN wherever nothing may be read.
+
+Shape suffixes: t tokens, r rows, s slots, b blocks, h query heads, g KV heads, d head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.attention.base import AttentionSpec, ForwardContext
+
+
+@dataclass
+class Step:
+    """A context and what one layer gets."""
+
+    ctx: ForwardContext
+    spec: AttentionSpec
+    q_thd: Tensor
+    k_tgd: Tensor
+    v_tgd: Tensor
+
+    def clone_ctx(self) -> ForwardContext:
+        """The same step over its own copy of the cache."""
+        ctx = ForwardContext(**{name: getattr(self.ctx, name) for name in ForwardContext.__slots__})
+        ctx.kv_cache = [cache.clone() for cache in self.ctx.kv_cache]
+        ctx.scratch = {}
+        return ctx
+
+
+def make_step(
+    rows: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    seed: int = 0,
+    poison: float = float("nan"),
+    device: str = "cpu",
+) -> Step:
+    """A step of rows (query length, kv length), rows of one token first.
+
+    Cache positions that belong to no row hold `poison`; the places of this step's own tokens do until they are written.
+    """
+    rows = sorted(rows, key=lambda row: row[0] != 1)
+    generator = torch.Generator().manual_seed(seed)
+    num_slots = len(rows) + 3
+    width = max(kv for _, kv in rows) // block_size + 2
+    num_blocks = 2 + sum((kv + block_size - 1) // block_size for _, kv in rows)
+    free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+    cache = torch.full((num_blocks, 2, kv_heads, block_size, dim), poison)
+    cache[0] = 0
+    table = torch.zeros(num_slots, width, dtype=torch.int32)
+    slots = torch.randperm(num_slots, generator=generator)[: len(rows)].tolist()
+    position, mapping, starts = [], [], [0]
+    for slot, (queries, length) in zip(slots, rows, strict=True):
+        blocks = [free.pop() for _ in range((length + block_size - 1) // block_size)]
+        table[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        for index in range(length - queries):
+            cache[blocks[index // block_size], :, :, index % block_size] = torch.randn(
+                2, kv_heads, dim, generator=generator
+            )
+        own = range(length - queries, length)
+        position += own
+        mapping += [blocks[i // block_size] * block_size + i % block_size for i in own]
+        starts.append(starts[-1] + queries)
+    tokens = starts[-1]
+
+    def random(count: int) -> Tensor:
+        return torch.randn(tokens, count, dim, generator=generator).to(device, dtype)
+
+    def ints(values: list[int], kind: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=kind, device=device)
+
+    ctx = ForwardContext(
+        kv_cache=[cache.to(device, dtype)],
+        block_table_sb=table.to(device),
+        row_slot_r=ints(slots),
+        query_start_r=ints(starts),
+        kv_len_r=ints([kv for _, kv in rows]),
+        position_t=ints(position, torch.int64),
+        slot_mapping_t=ints(mapping, torch.int64),
+        block_size=block_size,
+        num_rows=len(rows),
+        num_decode_rows=sum(queries == 1 for queries, _ in rows),
+        num_tokens=tokens,
+        max_query_len=max(queries for queries, _ in rows),
+        max_kv_len=max(kv for _, kv in rows),
+    )
+    spec = AttentionSpec(0, heads, kv_heads, dim, dim**-0.5, window, soft_cap)
+    return Step(ctx, spec, random(heads), random(kv_heads), random(kv_heads))
