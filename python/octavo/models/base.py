@@ -5,6 +5,7 @@ Shape suffixes: t tokens of the step, s sampled rows, m model dim, v vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from torch import Tensor
@@ -27,3 +28,6 @@ class CausalLM(Protocol):
 
     def logits(self, hidden_sm: Tensor) -> Tensor:
         """Logits [s, v] in fp32 (soft cap and scale applied)."""
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill every parameter from (Hugging Face name, tensor). ModelError names missing, unexpected and misshaped."""

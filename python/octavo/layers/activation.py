@@ -1,0 +1,42 @@
+"""Activations of gated MLPs: act(gate) * up, from one fused [t, 2 * i] input (gate first)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from octavo.errors import ModelError
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+"""By their names in config.json (`hidden_act`)."""
+
+
+def gated(gate_up_t2i: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """act(gate) * up: [t, 2 * i] -> [t, i]."""
+    gate_ti, up_ti = gate_up_t2i.chunk(2, dim=-1)
+    return act(gate_ti) * up_ti
+
+
+class GatedActivation(nn.Module):
+    """`gated` with a named activation. ModelError for an unknown name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        if name not in ACTIVATIONS:
+            raise ModelError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
+        self.name = name
+        self.act = ACTIVATIONS[name]
+
+    def forward(self, gate_up_t2i: Tensor) -> Tensor:
+        """[t, 2 * i] -> [t, i]."""
+        return gated(gate_up_t2i, self.act)

@@ -1,0 +1,38 @@
+"""The token embedding and the output head: one table [vocabulary, model dim], read by row or multiplied with.
+
+A model with tied heads holds one `Embedding` and uses both of its sides.
+
+Shape suffixes: t tokens, s sampled rows, v vocabulary, m model dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def embed(token_id_t: Tensor, weight_vm: Tensor) -> Tensor:
+    """Rows of the table [t, m]; ids are int32 or int64."""
+    return F.embedding(token_id_t, weight_vm)
+
+
+def project(hidden_sm: Tensor, weight_vm: Tensor) -> Tensor:
+    """Logits [s, v]: multiplied in the weights' dtype, returned as fp32."""
+    return F.linear(hidden_sm, weight_vm).float()
+
+
+class Embedding(nn.Module):
+    """A table of token vectors; `forward` looks ids up, `logits` scores hidden states against every row."""
+
+    def __init__(self, vocab_size: int, dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty((vocab_size, dim), dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, token_id_t: Tensor) -> Tensor:
+        """[t] -> [t, m]."""
+        return embed(token_id_t, self.weight)
+
+    def logits(self, hidden_sm: Tensor) -> Tensor:
+        """[s, m] -> fp32 [s, v]."""
+        return project(hidden_sm, self.weight)

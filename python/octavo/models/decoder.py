@@ -1,0 +1,300 @@
+"""The decoder that the native families share: one block, configured by data (`BlockSpec`), and the model around it.
+
+A family (llama.py, qwen3.py …) is a `Family`: the checkpoint's names, and a function from config to `BlockSpec`.
+Pre-norm blocks with rotary attention and a gated MLP; other shapes go through transformers_backend.py.
+
+Shape suffixes: t tokens of the step, s sampled rows, m model dim, h query heads, g KV heads, d head dim, r rotary dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
+from octavo.layers.activation import GatedActivation
+from octavo.layers.attention import Attention, set_backend
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import DENSE, Linear, LinearMethod
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rotary import Rotary, RotarySpec
+from octavo.models.config import NormalConfig
+from octavo.models.weights import load_strict
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """One decoder block: sizes and options."""
+
+    hidden_size: int
+    intermediate_size: int
+    attention: AttentionSpec
+    norm_eps: float
+    hidden_act: str
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMS norm over each head of q and of k, before the rotation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a checkpoint calls the parts; `layer` is a prefix with {i}, the parts of a block come below it."""
+
+    embed: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{i}"
+    input_norm: str = "input_layernorm"
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    o: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model family: where its tensors are, and what its blocks are."""
+
+    names: Names
+    block: Callable[[NormalConfig, int], BlockSpec]
+    """(config, layer index) -> the layer's block."""
+
+
+def block_spec(
+    config: NormalConfig,
+    layer: int,
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> BlockSpec:
+    """A block with the config's sizes, window and scale 1 / sqrt(head_dim)."""
+    attention = AttentionSpec(
+        layer=layer,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        window=config.layer_windows[layer],
+    )
+    return BlockSpec(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        attention=attention,
+        norm_eps=config.norm_eps,
+        hidden_act=config.hidden_act,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+    )
+
+
+def rotary_spec(config: NormalConfig) -> RotarySpec:
+    """The config's rotary embedding."""
+    rope = config.rope
+    return RotarySpec(
+        type=rope.type,
+        theta=rope.theta,
+        rotary_dim=int(config.head_dim * rope.partial_rotary_factor),
+        factor=rope.factor,
+        original_max_position=rope.original_max_position,
+        low_freq_factor=rope.low_freq_factor,
+        high_freq_factor=rope.high_freq_factor,
+        beta_fast=rope.beta_fast,
+        beta_slow=rope.beta_slow,
+        attention_factor=rope.attention_factor,
+        mscale=rope.mscale,
+        mscale_all_dim=rope.mscale_all_dim,
+        truncate=rope.truncate,
+    )
+
+
+class SelfAttention(nn.Module):
+    """q, k, v from one product, optional head norms, rotation, paged attention, output product."""
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        names: Names,
+        rotary: Rotary,
+        method: LinearMethod,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.shape = spec.attention
+        head_dim = self.shape.head_dim
+        q_size, kv_size = self.shape.num_heads * head_dim, self.shape.num_kv_heads * head_dim
+        shards = {names.q: q_size, names.k: kv_size, names.v: kv_size}
+        self.qkv = Linear(spec.hidden_size, shards, bias=spec.qkv_bias, dtype=dtype, device=device, method=method)
+        self.o = Linear(
+            q_size, {names.o: spec.hidden_size}, bias=spec.o_bias, dtype=dtype, device=device, method=method
+        )
+        self.q_norm = RMSNorm(head_dim, spec.norm_eps, dtype=dtype, device=device) if spec.qk_norm else None
+        self.k_norm = RMSNorm(head_dim, spec.norm_eps, dtype=dtype, device=device) if spec.qk_norm else None
+        self.rotary = rotary
+        self.attention = Attention(spec.attention)
+
+    def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor, ctx: ForwardContext) -> Tensor:
+        """[t, m] -> [t, m]."""
+        heads, groups = self.shape.num_heads, self.shape.num_kv_heads
+        qkv = self.qkv(hidden_tm).unflatten(-1, (heads + 2 * groups, self.shape.head_dim))
+        q_thd, k_tgd, v_tgd = qkv.split((heads, groups, groups), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_thd, k_tgd = self.q_norm(q_thd), self.k_norm(k_tgd)
+        q_thd, k_tgd = self.rotary(q_thd, k_tgd, cos_sin_tr)
+        out_thd = self.attention(q_thd, k_tgd, v_tgd, ctx)
+        result_tm: Tensor = self.o(out_thd.flatten(1))
+        return result_tm
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate) * up), gate and up from one product."""
+
+    def __init__(
+        self, spec: BlockSpec, names: Names, method: LinearMethod, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        inner, outer = spec.intermediate_size, spec.hidden_size
+        self.gate_up = Linear(
+            outer, {names.gate: inner, names.up: inner}, bias=spec.mlp_bias, dtype=dtype, device=device, method=method
+        )
+        self.act = GatedActivation(spec.hidden_act)
+        self.down = Linear(inner, {names.down: outer}, bias=spec.mlp_bias, dtype=dtype, device=device, method=method)
+
+    def forward(self, hidden_tm: Tensor) -> Tensor:
+        """[t, m] -> [t, m]."""
+        result_tm: Tensor = self.down(self.act(self.gate_up(hidden_tm)))
+        return result_tm
+
+
+class DecoderBlock(nn.Module):
+    """norm, attention, norm, MLP; each norm first adds what came before it to the residual."""
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        names: Names,
+        rotary: Rotary,
+        method: LinearMethod,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.names = names
+        self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps, dtype=dtype, device=device)
+        self.attention = SelfAttention(spec, names, rotary, method, dtype, device)
+        self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps, dtype=dtype, device=device)
+        self.mlp = GatedMLP(spec, names, method, dtype, device)
+
+    def forward(
+        self, hidden_tm: Tensor, residual_tm: Tensor | None, cos_sin_tr: Tensor, ctx: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """(MLP output, residual before it); the next norm adds them. `residual_tm` is None in the first block."""
+        if residual_tm is None:
+            hidden_tm, residual_tm = self.input_norm(hidden_tm), hidden_tm
+        else:
+            hidden_tm, residual_tm = self.input_norm.add_norm(hidden_tm, residual_tm)
+        hidden_tm = self.attention(hidden_tm, cos_sin_tr, ctx)
+        hidden_tm, residual_tm = self.mlp_norm.add_norm(hidden_tm, residual_tm)
+        return self.mlp(hidden_tm), residual_tm
+
+    def slots(self) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        found: dict[str, Tensor] = {
+            **self.attention.qkv.slots(),
+            **self.attention.o.slots(),
+            **self.mlp.gate_up.slots(),
+            **self.mlp.down.slots(),
+            f"{self.names.input_norm}.weight": self.input_norm.weight,
+            f"{self.names.mlp_norm}.weight": self.mlp_norm.weight,
+        }
+        if self.attention.q_norm is not None and self.attention.k_norm is not None:
+            found[f"{self.names.q_norm}.weight"] = self.attention.q_norm.weight
+            found[f"{self.names.k_norm}.weight"] = self.attention.k_norm.weight
+        return found
+
+
+class Decoder(nn.Module):
+    """A native model; see `models.base.CausalLM`. Parameters are allocated, not initialised."""
+
+    def __init__(
+        self,
+        family: Family,
+        config: NormalConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_length: int,
+        method: LinearMethod = DENSE,
+    ) -> None:
+        super().__init__()
+        self.names = family.names
+        self.vocab_size = config.vocab_size
+        specs = [family.block(config, layer) for layer in range(config.num_layers)]
+        self.attention_specs = [spec.attention for spec in specs]
+        self.rotary = Rotary(rotary_spec(config), max_length, device=device)
+        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.blocks = nn.ModuleList(
+            DecoderBlock(spec, family.names, self.rotary, method, dtype, device) for spec in specs
+        )
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
+        self.is_tied = config.tie_word_embeddings
+        self.head = (
+            self.embed if self.is_tied else Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        )
+
+    def layers(self) -> Iterator[DecoderBlock]:
+        """The blocks, typed."""
+        for block in self.blocks:
+            assert isinstance(block, DecoderBlock)
+            yield block
+
+    def set_attention_backend(self, backend: AttentionBackend) -> None:
+        """Before the first step."""
+        set_backend(self, backend)
+
+    def forward(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `CausalLM.forward`."""
+        hidden_tm: Tensor = self.embed(token_id_t)
+        residual_tm: Tensor | None = None
+        cos_sin_tr = self.rotary.gather(position_t)
+        for block in self.layers():
+            hidden_tm, residual_tm = block(hidden_tm, residual_tm, cos_sin_tr, ctx)
+        assert residual_tm is not None
+        normed_tm, _ = self.norm.add_norm(hidden_tm, residual_tm)
+        return normed_tm
+
+    def logits(self, hidden_sm: Tensor) -> Tensor:
+        """See `CausalLM.logits`."""
+        return self.head.logits(hidden_sm)
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """See `CausalLM.load_weights`."""
+        names = self.names
+        slots: dict[str, Tensor] = {
+            f"{names.embed}.weight": self.embed.weight,
+            f"{names.final_norm}.weight": self.norm.weight,
+        }
+        for i, block in enumerate(self.layers()):
+            prefix = names.layer.format(i=i)
+            slots |= {f"{prefix}.{name}": slot for name, slot in block.slots().items()}
+        tied: dict[str, str] = {}
+        if self.is_tied:
+            tied = {f"{names.head}.weight": f"{names.embed}.weight"}
+        else:
+            slots[f"{names.head}.weight"] = self.head.weight
+        load_strict(slots, tied, tensors)

@@ -1,0 +1,151 @@
+"""Every decoder that Octavo has no layers for: the Transformers class itself, with its attention routed to ours.
+
+The class is built on the meta device and run once there (transformers_probe.py), which yields the attention specs and
+refuses what can't run before a weight is read. Then memory is allocated and buffers are computed
+(transformers_memory.py), weights are streamed in, and steps run as one long sequence [1, t] without mask and cache.
+
+Shape suffixes: t tokens of the step, s sampled rows, m model dim, h query heads, g KV heads, d head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
+from octavo.errors import ModelError
+from octavo.models.config import NormalConfig
+from octavo.models.transformers_memory import freeze_rope, materialize
+from octavo.models.transformers_probe import ATTENTION, handled_by, probe, register_attention
+from octavo.models.weights import load_strict
+
+
+def build_on_meta(config: NormalConfig, dtype: torch.dtype) -> Any:
+    """The Transformers model of a config.json, without memory. ModelError when there is none for the architecture."""
+    raw = deepcopy(dict(config.raw))
+    if config.model_type not in transformers.CONFIG_MAPPING:
+        raise _unknown(config)
+    hf_config = transformers.CONFIG_MAPPING[config.model_type].from_dict(raw)
+    known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    if known is None or known.__name__ != config.architecture:
+        raise _unknown(config)
+    register_attention()
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION)
+    except (ValueError, KeyError, AttributeError, ImportError) as error:
+        raise ModelError(f"Transformers can't build {config.architecture} from this config.json: {error}") from error
+    return model.eval().requires_grad_(False)
+
+
+def _unknown(config: NormalConfig) -> ModelError:
+    if "auto_map" in config.raw:
+        return ModelError(
+            f"{config.architecture} comes with its own code (auto_map in config.json), which Octavo does not run"
+        )
+    return ModelError(
+        f"architecture {config.architecture} (model_type {config.model_type!r}) is not a decoder that Octavo or the "
+        f"installed Transformers {transformers.__version__} knows; a newer Transformers may know it"
+    )
+
+
+@dataclass(slots=True)
+class PagedStep:
+    """Handles the attention calls of one forward pass."""
+
+    specs: dict[nn.Module, AttentionSpec]
+    backend: AttentionBackend
+    ctx: ForwardContext
+
+    def attend(
+        self, module: nn.Module, q_1htd: Tensor, k_1gtd: Tensor, v_1gtd: Tensor, mask: Any, options: dict[str, Any]
+    ) -> Tensor:
+        """[1, h, t, d] -> [1, t, h, d]."""
+        q_thd, k_tgd, v_tgd = (x[0].transpose(0, 1) for x in (q_1htd, k_1gtd, v_1gtd))
+        return self.backend.attend(self.specs[module], q_thd, k_tgd, v_tgd, self.ctx).unsqueeze(0)
+
+
+class GivenHidden(nn.Module):
+    """Stands where the decoder was in the causal LM, so that its own forward turns hidden states into logits."""
+
+    def __init__(self, output_class: Any) -> None:
+        super().__init__()
+        self.output_class = output_class
+        self.hidden_1sm: Tensor | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever the arguments, the decoder's output holds `hidden_1sm`."""
+        return self.output_class(last_hidden_state=self.hidden_1sm)
+
+
+class TransformersModel(nn.Module):
+    """A Transformers causal LM behind `models.base.CausalLM`. On the meta device it only tells its size."""
+
+    backend: AttentionBackend
+
+    def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
+        super().__init__()
+        self.vocab_size = config.vocab_size
+        causal = build_on_meta(config, dtype)
+        frozen = freeze_rope(causal, max_length)
+        found = probe(causal, config)
+        self.specs = found.specs
+        self.attention_specs = list(found.specs.values())
+        if device.type != "meta":
+            materialize(causal, device, frozen)
+        self._find_slots(causal)
+        self.decoder = causal.get_submodule(found.decoder)
+        self.given = GivenHidden(found.output_class)
+        causal.set_submodule(found.decoder, self.given)
+        self.head = causal
+
+    def _find_slots(self, causal: Any) -> None:
+        """Checkpoint names -> tensors, while the model is still in one piece; names of shared tensors are tied."""
+        self.prefix = str(causal.base_model_prefix)
+        self.slots: dict[str, Tensor] = {}
+        self.tied: dict[str, str] = {}
+        owners: dict[int, str] = {}
+        persistent = causal.state_dict(keep_vars=True)
+        for name, tensor in persistent.items():
+            owner = owners.setdefault(id(tensor), name)
+            if owner == name:
+                self.slots[name] = tensor
+            else:
+                self.tied[name] = owner
+
+    def set_attention_backend(self, backend: AttentionBackend) -> None:
+        """Before the first step."""
+        self.backend = backend
+
+    def forward(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `CausalLM.forward`."""
+        with handled_by(PagedStep(self.specs, self.backend, ctx)):
+            output = self.decoder(
+                input_ids=token_id_t.unsqueeze(0), position_ids=position_t.unsqueeze(0), use_cache=False
+            )
+        hidden_tm: Tensor = output.last_hidden_state[0]
+        return hidden_tm
+
+    def logits(self, hidden_sm: Tensor) -> Tensor:
+        """See `CausalLM.logits`."""
+        self.given.hidden_1sm = hidden_sm.unsqueeze(0)
+        logits_sv: Tensor = self.head(inputs_embeds=self.given.hidden_1sm, use_cache=False).logits[0]
+        self.given.hidden_1sm = None
+        return logits_sv.float()
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """See `CausalLM.load_weights`."""
+        load_strict(self.slots, self.tied, self._renamed(tensors))
+
+    def _renamed(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Checkpoints saved from the bare decoder lack its prefix (GPT-2's `h.0.…` for `transformer.h.0.…`)."""
+        for name, tensor in tensors:
+            full = f"{self.prefix}.{name}"
+            is_bare = name not in self.slots and name not in self.tied and (full in self.slots or full in self.tied)
+            yield (full if is_bare else name), tensor

@@ -1,0 +1,176 @@
+"""One run of a Transformers model on the meta device: finds out what its attention asks for, and where its decoder is.
+
+Also here: the attention function that Transformers calls, which passes every call to the handler of the moment (the
+probe, or a step). No mask function is registered for it, so Transformers builds no masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.utils import ModelOutput
+
+from octavo.attention.base import AttentionSpec
+from octavo.errors import ModelError
+from octavo.models.config import NormalConfig
+
+ATTENTION = "octavo"
+"""Our attention's name in Transformers."""
+
+UNSUPPORTED_OPTIONS = {
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "position_bias": "an attention bias",
+    "alibi": "an attention bias",
+    "bias": "an attention bias",
+    "indices": "sparse attention",
+}
+"""Keyword of an attention call -> what it asks for; refused unless None."""
+
+
+class Handler(Protocol):
+    """Answers the attention calls of a forward pass."""
+
+    def attend(
+        self, module: nn.Module, q_1htd: Tensor, k_1gtd: Tensor, v_1gtd: Tensor, mask: Any, options: dict[str, Any]
+    ) -> Tensor:
+        """Attention output [1, t, h, d]."""
+
+
+_HANDLER: ContextVar[Handler] = ContextVar("attention_handler")
+
+
+@contextmanager
+def handled_by(handler: Handler) -> Iterator[None]:
+    """Attention calls inside go to `handler`."""
+    token = _HANDLER.set(handler)
+    try:
+        yield
+    finally:
+        _HANDLER.reset(token)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    return _HANDLER.get().attend(module, query, key, value, attention_mask, options), None
+
+
+def register_attention() -> None:
+    """Make `attn_implementation="octavo"` known to Transformers."""
+    AttentionInterface.register(ATTENTION, _attention)
+
+
+@dataclass(slots=True)
+class Probe:
+    """Turns the attention calls of one forward pass into specs. ModelError for what Octavo's attention can't do."""
+
+    architecture: str
+    layer_types: list[str] | None
+    """The Transformers config's, where it has them."""
+    window: int
+    """Of its sliding layers."""
+    specs: dict[nn.Module, AttentionSpec] = field(default_factory=dict)
+
+    def attend(
+        self, module: nn.Module, q_1htd: Tensor, k_1gtd: Tensor, v_1gtd: Tensor, mask: Any, options: dict[str, Any]
+    ) -> Tensor:
+        """See `Handler.attend`; the output is empty."""
+        head_dim = q_1htd.shape[-1]
+        self._check(module, v_1gtd.shape[-1] == k_1gtd.shape[-1] == head_dim, mask, options)
+        layer = len(self.specs)
+        scale = options.get("scaling")
+        self.specs[module] = AttentionSpec(
+            layer=layer,
+            num_heads=q_1htd.shape[1],
+            num_kv_heads=k_1gtd.shape[1],
+            head_dim=head_dim,
+            scale=head_dim**-0.5 if scale is None else float(scale),
+            window=self._window(layer, options),
+            soft_cap=float(options.get("softcap") or 0.0),
+        )
+        return q_1htd.new_empty((1, q_1htd.shape[2], q_1htd.shape[1], head_dim))
+
+    def _check(self, module: nn.Module, dims_agree: bool, mask: Any, options: dict[str, Any]) -> None:
+        asked = [what for name, what in UNSUPPORTED_OPTIONS.items() if options.get(name) is not None]
+        if mask is not None:
+            asked.append("its own attention mask")
+        if not dims_agree:
+            asked.append("keys and values of different sizes")
+        if module in self.specs:
+            asked.append("one attention layer at two places")
+        if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
+            asked.append("attention to later tokens")
+        if asked:
+            raise ModelError(f"{self.architecture} needs {asked[0]}, which Octavo's attention does not do")
+
+    def _window(self, layer: int, options: dict[str, Any]) -> int:
+        """Layer types decide where there are any (some classes pass their window to every layer, or to none)."""
+        if self.layer_types is None:
+            return int(options.get("sliding_window") or 0)
+        kind = self.layer_types[layer]
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelError(f"{self.architecture} needs layers of type {kind}, which Octavo does not have")
+        return self.window if kind == "sliding_attention" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe found: specs in the order of the calls, the decoder's path in the model, its output's class."""
+
+    specs: dict[nn.Module, AttentionSpec]
+    decoder: str
+    output_class: type[ModelOutput]
+
+
+def probe(causal: Any, config: NormalConfig) -> Probed:
+    """Run a causal LM, which is on the meta device, on two tokens. ModelError when Octavo can't run it.
+
+    The decoder is the first module that the causal LM's forward calls; what follows it there is the head.
+    """
+    called: list[str] = []
+    outputs: dict[str, Any] = {}
+
+    def enter(name: str) -> Any:
+        return lambda module, args: called.append(name)
+
+    def leave(name: str) -> Any:
+        return lambda module, args, output: outputs.setdefault(name, output)
+
+    handles = []
+    for name, module in causal.named_modules():
+        if name:
+            handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave(name))]
+    hf_config = causal.config
+    handler = Probe(
+        architecture=config.architecture,
+        layer_types=getattr(hf_config, "layer_types", None),
+        window=getattr(hf_config, "sliding_window", None) or 0,
+    )
+    token_id = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+    try:
+        with handled_by(handler):
+            causal(input_ids=token_id, position_ids=token_id, use_cache=False)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{config.architecture} can't run without a host round trip a step: {error}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(handler.specs) != config.num_layers:
+        raise ModelError(
+            f"{config.architecture}: {len(handler.specs)} of {config.num_layers} layers let their attention be "
+            "replaced; Octavo needs all of them"
+        )
+    output = outputs[called[0]]
+    if not isinstance(output, ModelOutput) or "last_hidden_state" not in output:
+        raise ModelError(f"{config.architecture}: its decoder can't be told from its head")
+    return Probed(handler.specs, called[0], type(output))

@@ -1,0 +1,86 @@
+"""Filling a model's parameters from named checkpoint tensors, strictly: every tensor has one place of its shape, every
+place gets its tensor. Not here: reading files (loader.py) and names of a family (the family's file).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import ModelError
+
+IGNORABLE = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(^|\.)rotary_emb\.(\w+_)?inv_freq$",  # computed from the config
+        r"(^|\.)(attn|attention)\.(bias|masked_bias)$",  # causal masks of old GPT-2 and GPT-NeoX checkpoints
+        r"(^|\.)rotary_emb\.(cos|sin)_cached$",
+    )
+)
+"""Tensors that some checkpoints carry and no model needs; only names that the model does not have are looked up."""
+
+MAX_NAMED = 5
+"""Names that an error lists of each kind."""
+
+
+def load_strict(slots: Mapping[str, Tensor], tied: Mapping[str, str], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy each tensor into `slots[name]` (cast to its dtype).
+
+    `tied` maps names that share another name's slot (a tied head): such a tensor may be there, and must then equal what
+    it is tied to. ModelError names what is missing, unexpected, of a wrong shape or type, or unequal.
+    """
+    missing = dict.fromkeys(slots)
+    problems: dict[str, list[str]] = {"unexpected": [], "of a wrong shape or type": []}
+    held: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        slot = slots.get(tied.get(name, name))
+        if slot is None:
+            if not any(pattern.search(name) for pattern in IGNORABLE):
+                problems["unexpected"].append(name)
+            continue
+        missing.pop(name, None)
+        if slot.shape != tensor.shape or not tensor.is_floating_point():
+            found, wanted = (f"{list(shape)}" for shape in (tensor.shape, slot.shape))
+            problems["of a wrong shape or type"].append(f"{name} is {tensor.dtype} {found}, not {wanted}")
+        elif name in tied:
+            held[name] = tensor
+        else:
+            slot.copy_(tensor)
+    described = [_describe("missing", list(missing))] + [_describe(kind, names) for kind, names in problems.items()]
+    if any(described):
+        raise ModelError("the checkpoint does not fit its config.json: " + "; ".join(filter(None, described)))
+    _check_tied(slots, tied, held)
+
+
+def _describe(kind: str, names: Sequence[str]) -> str:
+    """ "3 tensors missing (a, b, c)"; empty when there are none."""
+    if not names:
+        return ""
+    shown = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {kind} ({shown})"
+
+
+def _check_tied(slots: Mapping[str, Tensor], tied: Mapping[str, str], held: Mapping[str, Tensor]) -> None:
+    for name, tensor in held.items():
+        slot = slots[tied[name]]
+        if not torch.equal(tensor.to(device=slot.device, dtype=slot.dtype), slot):
+            raise ModelError(
+                f"config.json ties {name} to {tied[name]} (tie_word_embeddings), but the checkpoint has both and "
+                "they differ; set tie_word_embeddings to false if the checkpoint's own head is meant"
+            )
+
+
+def init_dummy_weights(model: nn.Module, seed: int) -> None:
+    """Norms 1, everything else normal with deviation 0.02; the same for the same seed, device and dtype."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for name, parameter in model.named_parameters():
+        device = parameter.device
+        if device not in generators:
+            generators[device] = torch.Generator(device).manual_seed(seed)
+        if parameter.ndim == 1 and name.endswith("weight"):
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, 0.02, generator=generators[device])
