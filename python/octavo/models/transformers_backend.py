@@ -9,7 +9,7 @@ Shape suffixes: t tokens of the step, s sampled rows, m model dim, h query heads
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContex
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.transformers_memory import freeze_rope, materialize
+from octavo.models.transformers_names import CheckpointNames
 from octavo.models.transformers_probe import ATTENTION, handled_by, probe, register_attention
 from octavo.models.weights import load_strict
 
@@ -41,6 +42,9 @@ def build_on_meta(config: NormalConfig, dtype: torch.dtype) -> Any:
             model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION)
     except (ValueError, KeyError, AttributeError, ImportError) as error:
         raise ModelError(f"Transformers can't build {config.architecture} from this config.json: {error}") from error
+    for module in model.modules():
+        if isinstance(module, transformers.PreTrainedModel):  # this warning would read token ids on the host
+            module.warn_if_padding_and_no_attention_mask = lambda input_ids, attention_mask: None
     return model.eval().requires_grad_(False)
 
 
@@ -107,12 +111,11 @@ class TransformersModel(nn.Module):
 
     def _find_slots(self, causal: Any) -> None:
         """Checkpoint names -> tensors, while the model is still in one piece; names of shared tensors are tied."""
-        self.prefix = str(causal.base_model_prefix)
+        self.names = CheckpointNames(causal)
         self.slots: dict[str, Tensor] = {}
         self.tied: dict[str, str] = {}
         owners: dict[int, str] = {}
-        persistent = causal.state_dict(keep_vars=True)
-        for name, tensor in persistent.items():
+        for name, tensor in causal.state_dict(keep_vars=True).items():
             owner = owners.setdefault(id(tensor), name)
             if owner == name:
                 self.slots[name] = tensor
@@ -141,11 +144,4 @@ class TransformersModel(nn.Module):
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `CausalLM.load_weights`."""
-        load_strict(self.slots, self.tied, self._renamed(tensors))
-
-    def _renamed(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Checkpoints saved from the bare decoder lack its prefix (GPT-2's `h.0.…` for `transformer.h.0.…`)."""
-        for name, tensor in tensors:
-            full = f"{self.prefix}.{name}"
-            is_bare = name not in self.slots and name not in self.tied and (full in self.slots or full in self.tied)
-            yield (full if is_bare else name), tensor
+        load_strict(self.slots, self.tied, self.names.convert(tensors))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -135,42 +136,66 @@ def probe(causal: Any, config: NormalConfig) -> Probed:
 
     The decoder is the first module that the causal LM's forward calls; what follows it there is the head.
     """
-    called: list[str] = []
-    outputs: dict[str, Any] = {}
-
-    def enter(name: str) -> Any:
-        return lambda module, args: called.append(name)
-
-    def leave(name: str) -> Any:
-        return lambda module, args, output: outputs.setdefault(name, output)
-
-    handles = []
-    for name, module in causal.named_modules():
-        if name:
-            handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave(name))]
-    hf_config = causal.config
     handler = Probe(
         architecture=config.architecture,
-        layer_types=getattr(hf_config, "layer_types", None),
-        window=getattr(hf_config, "sliding_window", None) or 0,
+        layer_types=getattr(causal.config, "layer_types", None),
+        window=getattr(causal.config, "sliding_window", None) or 0,
     )
+    calls = _Calls()
     token_id = torch.zeros((1, 2), dtype=torch.int64, device="meta")
     try:
-        with handled_by(handler):
+        with handled_by(handler), calls.recorded(causal), _experts_on_meta(causal):
             causal(input_ids=token_id, position_ids=token_id, use_cache=False)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"{config.architecture} can't run without a host round trip a step: {error}") from error
-    finally:
-        for handle in handles:
-            handle.remove()
+    except (RuntimeError, NotImplementedError, TypeError, KeyError) as error:
+        raise ModelError(f"{config.architecture} can't run on packed tokens: {error}") from error
     if len(handler.specs) != config.num_layers:
         raise ModelError(
             f"{config.architecture}: {len(handler.specs)} of {config.num_layers} layers let their attention be "
             "replaced; Octavo needs all of them"
         )
-    output = outputs[called[0]]
+    decoder = calls.names[0]
+    output = calls.outputs[decoder]
     if not isinstance(output, ModelOutput) or "last_hidden_state" not in output:
         raise ModelError(f"{config.architecture}: its decoder can't be told from its head")
-    return Probed(handler.specs, called[0], type(output))
+    return Probed(handler.specs, decoder, type(output))
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Names of the submodules in the order of their calls, and what each call returned."""
+
+    names: list[str] = field(default_factory=list)
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def recorded(self, root: nn.Module) -> Iterator[None]:
+        """Record the calls inside."""
+        handles = []
+        for name, module in root.named_modules():
+            if module is not root:
+                handles += [
+                    module.register_forward_pre_hook(partial(self._enter, name)),
+                    module.register_forward_hook(partial(self._leave, name)),
+                ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
+        self.names.append(name)
+
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self.outputs[name] = output
+
+
+@contextmanager
+def _experts_on_meta(causal: Any) -> Iterator[None]:
+    """Mixtures of experts run without looking at which experts are chosen, which meta tensors can't tell."""
+    chosen = causal.get_experts_implementation()
+    causal.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        causal.set_experts_implementation(chosen)

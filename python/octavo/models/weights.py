@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import ModelError
+from octavo.models.base import CausalLM
 
 IGNORABLE = tuple(
     re.compile(pattern)
@@ -73,8 +74,9 @@ def _check_tied(slots: Mapping[str, Tensor], tied: Mapping[str, str], held: Mapp
             )
 
 
-def init_dummy_weights(model: nn.Module, seed: int) -> None:
+def init_dummy_weights(model: CausalLM, seed: int) -> None:
     """Norms 1, everything else normal with deviation 0.02; the same for the same seed, device and dtype."""
+    assert isinstance(model, nn.Module)
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():
         device = parameter.device

@@ -1,0 +1,57 @@
+"""Checkpoint tensors in the form that a Transformers class of today has them: old names, missing prefixes, and tensors
+that it keeps fused or split. The rules are Transformers' own (its conversion mapping).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from typing import Any
+
+from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+
+class CheckpointNames:
+    """The naming rules of one model. Made while the model is whole; `causal` may be on the meta device."""
+
+    def __init__(self, causal: Any) -> None:
+        rules = get_model_conversion_mapping(causal)
+        self.renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        self.converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self.by_pattern = {pattern: rule for rule in self.converters for pattern in rule.source_patterns}
+        self.prefix = causal.base_model_prefix
+        self.known: dict[str, Tensor] = causal.state_dict()
+        self.hf_config = causal.config
+
+    def convert(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The same weights under the model's names. Fused tensors come last, when all their parts are there."""
+        parts: dict[str, list[tuple[str, str, Tensor]]] = {}
+        for name, tensor in tensors:
+            renamed, pattern = self._rename(name)
+            if pattern is None:
+                yield renamed, tensor
+            else:
+                parts.setdefault(renamed, []).append((name, pattern, tensor))
+        for renamed, found in parts.items():
+            yield from self._fuse(renamed, found)
+
+    def _rename(self, name: str) -> tuple[str, str | None]:
+        """(model's name, pattern of the converter that wants the tensor)."""
+        renamed, pattern = rename_source_key(name, self.renamings, self.converters, self.prefix, self.known)
+        if renamed in self.known or name not in self.known:
+            return renamed, pattern
+        return name, None
+
+    def _fuse(self, renamed: str, found: list[tuple[str, str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """What a converter makes of its parts, in the natural order of their names."""
+        converter = deepcopy(self.by_pattern[found[0][1]])
+        for name, pattern, tensor in sorted(found, key=lambda part: dot_natural_key(part[0])):
+            converter.add_tensor(renamed, name, pattern, _given(tensor))
+        for target, made in converter.convert(renamed, config=self.hf_config).items():
+            yield target, made[0] if isinstance(made, list) else made
+
+
+def _given(tensor: Tensor) -> Callable[[], Tensor]:
+    return lambda: tensor

@@ -1,0 +1,151 @@
+"""Tiny random models of every family, as Transformers' config classes, saved the way checkpoints are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor
+
+from octavo.models.base import CausalLM
+from octavo.models.config import NormalConfig, normalize_config
+from octavo.models.registry import build_model
+
+SMALL = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT2_SMALL = {
+    "vocab_size": 101,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.01 * i for i in range(8)],
+    "long_factor": [2.0 + 0.5 * i for i in range(8)],
+    "original_max_position_embeddings": 128,
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-mha": ("Llama", {"num_key_value_heads": 4}),
+    "llama-mqa": ("Llama", {"num_key_value_heads": 1}),
+    "llama-head-dim-20": ("Llama", {"head_dim": 20}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-gelu": ("Llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.0}}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN_ROPE}),
+    "llama-yarn-mscale": ("Llama", {"rope_parameters": {**YARN_ROPE, "mscale": 1.3, "mscale_all_dim": 0.7}}),
+    "llama-yarn-untruncated": (
+        "Llama",
+        {"rope_parameters": {**YARN_ROPE, "truncate": False, "attention_factor": 1.25}},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7, "head_dim": 24}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    "gpt2": ("GPT2", GPT2_SMALL),
+    "gpt2-scaled": ("GPT2", {**GPT2_SMALL, "scale_attn_by_inverse_layer_idx": True, "n_inner": 80, "pad_token_id": 0}),
+    "gpt-neox": ("GPTNeoX", {"tie_word_embeddings": False}),
+    "gpt-neox-serial": ("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 11, "tie_word_embeddings": True}),
+    "phi3-longrope": ("Phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 128}),
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma2-final-cap": ("Gemma2", {"head_dim": 16, "sliding_window": 64, "final_logit_softcapping": 0.1}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+}
+"""Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
+
+MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+
+NATIVE_PREFIXES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+
+
+def make_reference(case: str, seed: int = 0) -> Any:
+    """The Transformers model of a case: fp32, eager attention, every parameter random (norms and biases too)."""
+    prefix, changes = CASES[case]
+    base = {} if prefix == "GPT2" else SMALL
+    config = getattr(transformers, f"{prefix}Config")(**{**base, **changes})
+    torch.manual_seed(seed)
+    model_class = getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))
+    model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            else:
+                parameter.normal_(0.0, 0.15)
+    return model
+
+
+def save(model: Any, folder: Path) -> Path:
+    """A checkpoint folder of a Transformers model."""
+    model.save_pretrained(folder)
+    return folder
+
+
+def read_config(folder: Path, **changes: Any) -> NormalConfig:
+    """The folder's config.json, with some fields changed."""
+    return normalize_config({**json.loads((folder / "config.json").read_text()), **changes})
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the folder's one safetensors file."""
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (not a mapping)
+            yield name, file.get_tensor(name)
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> CausalLM:
+    """Octavo's model of a checkpoint folder, on the CPU."""
+    model = build_model(read_config(folder, **changes), dtype=dtype, device=torch.device("cpu"))
+    model.load_weights(read_tensors(folder))
+    return model
