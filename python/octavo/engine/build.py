@@ -1,0 +1,51 @@
+"""From a config to a runner, a control plane and the loop between them; the same for the engine process and `LLM`.
+
+Not here: what a loop pass does (loop.py) and who calls it (process.py, llm.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from octavo._core import Core, CoreConfig
+from octavo.config import EngineConfig
+from octavo.engine.loop import EngineLoop
+from octavo.worker.base import Progress, Runner, make_runner
+
+UNBOUNDED = 2**62
+
+
+def core_config(runner: Runner, *, bounded: bool = True) -> CoreConfig:
+    """The control plane's limits, from the runner's resolved config and what it says of the model.
+
+    `bounded=False` lifts the queue's limits: an offline caller hands over all it has and nobody else waits.
+    """
+    config, facts = runner.config, runner.facts
+    scheduler = config.scheduler
+    assert scheduler.max_num_batched_tokens is not None, "the runner resolves its config"
+    assert scheduler.overlap_depth is not None, "the runner resolves its config"
+    return CoreConfig(
+        block_size=facts.block_size,
+        num_blocks=facts.num_blocks,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        max_queued_requests=scheduler.max_queued_requests if bounded else UNBOUNDED,
+        max_queued_tokens=scheduler.max_queued_tokens if bounded else UNBOUNDED,
+        policy=scheduler.scheduling_policy,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+        depth=scheduler.overlap_depth,
+        max_logprobs=facts.max_logprobs,
+        hash_seed=secrets.randbits(63),
+    )
+
+
+def build_engine(config: EngineConfig, progress: Progress, *, bounded: bool = True) -> EngineLoop:
+    """Load the model and wire the loop. Errors: ConfigError, ModelError."""
+    runner = make_runner(config, progress)
+    core = Core(core_config(runner, bounded=bounded))
+    runner.attach(core)
+    return EngineLoop(runner, core)

@@ -1,0 +1,57 @@
+"""The forms in which callers give prompts, and the text side of a model as the engine's facts name it.
+
+Not here: how text becomes token ids (octavo/prompts.py) and the limits of the model (request.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from octavo._core import Tokenizer
+from octavo.chat_template import ChatTemplate
+from octavo.errors import RequestError
+from octavo.prompts import PromptEncoder
+from octavo.protocol import ModelFacts
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+
+
+def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list. A list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be a prompt or a list of them, not {type(prompts).__name__}", "prompt")
+    if prompts and isinstance(prompts[0], int):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def split_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
+    """(text, token ids): ids win where both are given, and the text is then only shown in the output."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if set(prompt) <= {"prompt", "prompt_token_ids"} and (isinstance(text, str) or token_ids is not None):
+            return text, token_ids
+        raise RequestError("a prompt given as a dict has the keys 'prompt' (text) or 'prompt_token_ids'", "prompt")
+    if isinstance(prompt, Sequence):
+        return None, cast(Sequence[int], prompt)
+    raise RequestError(f"a prompt is text, token ids or a dict, not {type(prompt).__name__}", "prompt")
+
+
+def load_tokenizer(facts: ModelFacts) -> Tokenizer | None:
+    """The model's tokenizer; None for a model without one."""
+    if facts.tokenizer_path is None:
+        return None
+    return Tokenizer.from_file(str(Path(facts.tokenizer_path) / "tokenizer.json"))
+
+
+def make_encoder(facts: ModelFacts, tokenizer: Tokenizer | None, chat_template: str | None = None) -> PromptEncoder:
+    """What turns text and chats into ids; `chat_template` replaces the model's own (a file or text)."""
+    template = ChatTemplate.from_folder(facts.tokenizer_path, chat_template)
+    return PromptEncoder(tokenizer, template, facts.tokenizer_path, facts.max_model_len)

