@@ -25,8 +25,8 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 def tensor_shapes(source: ModelSource) -> Shapes:
     """Name -> (shape, type) of every tensor, from headers alone. ModelError: the checkpoint can't be read."""
-    if source.gguf is not None:
-        return {name: (t.shape, stored_dtype(t)) for name, t in tensor_names(source.gguf).items()}
+    if source.gguf_file is not None:
+        return {name: (t.shape, stored_dtype(t)) for name, t in tensor_names(source.gguf_file).items()}
     assert source.folder is not None
     return {name: (t.shape, t.dtype) for name, t in find_tensors(source.folder).items()}
 
@@ -38,8 +38,11 @@ def iter_tensors(
 
     `progress("weights", f)` is called after each with the share of bytes done. ModelError: it can't be read.
     """
-    if source.gguf is not None:
-        tensors, sizes = iter_gguf(source.gguf), {n: t.num_bytes for n, t in tensor_names(source.gguf).items()}
+    if source.gguf_file is not None:
+        tensors, sizes = (
+            iter_gguf(source.gguf_file),
+            {n: t.num_bytes for n, t in tensor_names(source.gguf_file).items()},
+        )
     else:
         assert source.folder is not None
         stored = find_tensors(source.folder)

@@ -25,7 +25,7 @@ PYPI = "pypi:"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that was found. Exactly one of `folder` and `gguf` is set.
+    """A model that was found. Exactly one of `folder` and `gguf_file` is set.
 
     `tokenizer_path` is a folder with tokenizer.json, tokenizer_config.json and the chat template, None for a model
     without a tokenizer.
@@ -33,10 +33,15 @@ class ModelSource:
 
     name: str
     folder: Path | None
-    gguf: GGUFFile | None
+    gguf_file: GGUFFile | None = field(repr=False)
     raw_config: dict[str, Any] = field(repr=False)
     generation_config: dict[str, Any]
     tokenizer_path: Path | None
+
+    @property
+    def gguf(self) -> Path | None:
+        """The .gguf file's path."""
+        return None if self.gguf_file is None else self.gguf_file.path
 
 
 def resolve_source(config: ModelConfig, progress: Progress) -> ModelSource:
@@ -53,7 +58,7 @@ def resolve_source(config: ModelConfig, progress: Progress) -> ModelSource:
     return ModelSource(
         name=config.model,
         folder=path,
-        gguf=None,
+        gguf_file=None,
         raw_config=raw,
         generation_config=read_json(path / "generation_config.json") or {},
         tokenizer_path=_tokenizer(config, progress) if config.tokenizer else tokenizer_folder.find(path),
@@ -67,7 +72,7 @@ def _gguf_source(config: ModelConfig, file: GGUFFile, progress: Progress) -> Mod
     return ModelSource(
         name=config.model,
         folder=None,
-        gguf=file,
+        gguf_file=file,
         raw_config=raw,
         generation_config=gguf_config.read_generation_config(file),
         tokenizer_path=_tokenizer(config, progress) if config.tokenizer else tokenizer_gguf.build_folder(file),
