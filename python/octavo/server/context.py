@@ -1,0 +1,134 @@
+"""What all routes share: the engine, the names it is served under, prompts, metrics, and the calls in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import Request
+
+from octavo import envs
+from octavo.chat_template import ChatTemplate
+from octavo.config import ServerConfig
+from octavo.prompts import PromptEncoder
+from octavo.protocol import ModelFacts
+from octavo.server.errors import ApiError, UnavailableError
+from octavo.server.logprobs import TokenNames
+from octavo.server.metrics import ServerMetrics
+from octavo.server.pulse import Pulse
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+    from octavo.server.generation import Generation
+
+T = TypeVar("T")
+
+# Bodies above this many bytes are rendered and tokenized in a thread, so that streams don't wait for them.
+INLINE_BYTES = 4096
+_STATES = {
+    "starting": "the model is being loaded",
+    "restarting": "the engine ended unexpectedly and is being restarted",
+    "dead": "the engine is dead",
+    "draining": "the server is shutting down",
+}
+
+
+class ServerContext:
+    """State of one server; lives as long as its app."""
+
+    def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
+        self.llm = llm
+        self.config = config
+        self.created = int(time.time())
+        self.keys = config.api_key or [key for key in [envs.api_key()] if key]
+        self.draining = False
+        self.live: set[Generation] = set()
+        self.metrics = ServerMetrics(lambda: llm.stats, lambda: self.names[0] if self.names else None)
+        self.pulse = Pulse(llm)
+        self._pool = ThreadPoolExecutor(2, "octavo-text")
+        self._encoder: PromptEncoder | None = None
+        self._token_names: TokenNames | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> ServerContext:
+        """The context of the app that got the request."""
+        context = request.app.state.context
+        assert isinstance(context, cls)
+        return context
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the model, the first one leads; empty while the engine has not said what it loaded."""
+        if self.config.served_model_name:
+            return list(self.config.served_model_name)
+        facts = self.llm.facts
+        return [facts.model] if facts is not None else []
+
+    def check_ready(self) -> None:
+        """Raise `UnavailableError` unless requests can be taken."""
+        state = self.state
+        if state != "ready":
+            raise UnavailableError(_STATES[state])
+
+    @property
+    def state(self) -> str:
+        """ "starting", "ready", "restarting", "dead" or "draining"."""
+        return "draining" if self.draining else self.llm.state
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; 404 for a name that is not served."""
+        if not name:
+            return self.names[0]
+        if name not in self.names:
+            raise ApiError(
+                404,
+                f"the model {name[:200]!r} does not exist here; served: {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Only after `check_ready`."""
+        facts = self.llm.facts
+        assert facts is not None
+        return facts
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """Only after the engine was ready once. Errors: ConfigError and ModelError of the chat template."""
+        if self._encoder is None:
+            facts = self.facts
+            template = ChatTemplate.from_folder(facts.tokenizer_path, self.config.chat_template)
+            self._encoder = PromptEncoder(self.llm.tokenizer, template, facts.tokenizer_path, facts.max_model_len)
+        return self._encoder
+
+    @property
+    def token_names(self) -> TokenNames:
+        if self._token_names is None:
+            self._token_names = TokenNames(self.llm.tokenizer)
+        return self._token_names
+
+    async def run_text(self, work: Callable[..., T], *args: Any, size_bytes: int) -> T:
+        """Run text work of a size: here when it is small, in a thread when it would hold up other requests."""
+        if size_bytes <= INLINE_BYTES:
+            return work(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Admit nothing more and wait for the calls in flight, then cut those that are left; how many those were."""
+        self.draining = True
+        deadline_s = time.monotonic() + timeout_s
+        while self.live and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.05)
+        cut = list(self.live)
+        for generation in cut:
+            generation.cut(UnavailableError("the server shut down before this request was finished"))
+        return len(cut)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

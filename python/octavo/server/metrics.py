@@ -1,0 +1,136 @@
+"""What GET /metrics shows. Counters of the engine are read at scrape time; the server adds its own histograms.
+
+Histograms are observed once or more per token, so they are two lists and a bisection, not prometheus_client's locks;
+everything runs in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from octavo._core import EngineStats
+
+PREFIX = "octavo:"
+_FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_SLOW_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+# Name -> (help, value of an EngineStats). Names after the prefix are those that dashboards of other engines know.
+GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "num_requests_running": ("Sequences in the running batch.", lambda s: s.num_running),
+    "num_requests_waiting": ("Requests in the queue.", lambda s: s.num_waiting),
+    "kv_cache_usage_perc": (
+        "Share of KV blocks in use, 0 to 1.",
+        lambda s: 1 - s.num_free_blocks / s.num_blocks if s.num_blocks else 0.0,
+    ),
+}
+COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "engine_steps": ("Steps that the engine has run.", lambda s: s.num_steps),
+    "num_preemptions": ("Sequences pushed out for lack of blocks, to be computed again.", lambda s: s.num_preemptions),
+    "prompt_tokens": ("Prompt tokens computed.", lambda s: s.num_prompt_tokens),
+    "generation_tokens": ("Tokens generated.", lambda s: s.num_output_tokens),
+    "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queried_tokens),
+    "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda s: s.prefix_hit_tokens),
+    "requests_aborted": ("Sequences ended by their client.", lambda s: s.num_aborted),
+    "requests_refused": ("Requests that the engine did not take.", lambda s: s.num_refused),
+}
+
+
+class Histogram:
+    """Counts by bucket, and a sum."""
+
+    def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
+        self.name = name
+        self.help = help
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, model: str) -> Metric:
+        """The metric with cumulative buckets, as Prometheus wants it."""
+        family = HistogramMetricFamily(PREFIX + self.name, self.help, labels=["model_name"])
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+        family.add_metric([model], buckets=buckets, sum_value=self._sum)
+        return family
+
+
+class ServerMetrics(Collector):
+    """The metrics of one server.
+
+    Args:
+        stats: The engine's newest numbers; None before it is ready.
+        model: The `model_name` label; None before it is known.
+    """
+
+    def __init__(self, stats: Callable[[], EngineStats | None], model: Callable[[], str | None]) -> None:
+        self._stats = stats
+        self._model = model
+        self._finished: Counter[str] = Counter()
+        self._responses: Counter[tuple[str, str]] = Counter()
+        self.first_token_s = Histogram("time_to_first_token_seconds", "From arrival to the first token.", _FAST_S)
+        self.inter_token_s = Histogram("inter_token_latency_seconds", "Between outputs of one request.", _FAST_S)
+        self.call_s = Histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SLOW_S)
+        self.queue_s = Histogram("request_queue_time_seconds", "In the engine's queue.", _FAST_S)
+        self.prompt_tokens = Histogram(
+            "request_prompt_tokens", "Prompt tokens of a call.", tuple(float(4**i) for i in range(10))
+        )
+        self._histograms = (self.first_token_s, self.inter_token_s, self.call_s, self.queue_s, self.prompt_tokens)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def finished(self, reason: str) -> None:
+        """A sequence ended."""
+        self._finished[reason] += 1
+
+    def count_call(self, arrival_s: float, num_prompt_tokens: int) -> None:
+        """A call ended well; `arrival_s` is of `time.perf_counter`."""
+        self.call_s.observe(time.perf_counter() - arrival_s)
+        self.prompt_tokens.observe(num_prompt_tokens)
+
+    def count_response(self, path: str, status: int) -> None:
+        """An HTTP answer began."""
+        self._responses[path, str(status)] += 1
+
+    def collect(self) -> Iterable[Metric]:
+        """All families; called by prometheus_client at scrape time."""
+        model = self._model() or ""
+        stats = self._stats()
+        if stats is not None:
+            for name, (text, value) in GAUGES.items():
+                gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
+                gauge.add_metric([model], value(stats))
+                yield gauge
+            for name, (text, value) in COUNTERS.items():
+                counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+                counter.add_metric([model], value(stats))
+                yield counter
+        success = CounterMetricFamily(
+            PREFIX + "request_success", "Sequences that ended, by reason.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self._finished.items():
+            success.add_metric([model, reason], count)
+        yield success
+        responses = CounterMetricFamily(PREFIX + "http_responses", "HTTP answers.", labels=["path", "status"])
+        for (path, status), count in self._responses.items():
+            responses.add_metric([path, status], count)
+        yield responses
+        for histogram in self._histograms:
+            yield histogram.family(model)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)

@@ -1,0 +1,54 @@
+"""Whether the engine lives: it answered a ping or made steps a short while ago. Asking is cheap and never slow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from octavo.errors import OctavoError
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+
+# A proof of life is taken as fresh for this long; a longer silence means a frozen engine, not a long step.
+FRESH_S = 1.0
+SILENCE_S = 15.0
+# How long one question may wait for a proof.
+PATIENCE_S = 0.25
+
+
+class Pulse:
+    """Keeps the time of the last proof of life."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self._last_s = 0.0
+        self._num_steps = -1
+        self._ping: asyncio.Task[None] | None = None
+
+    async def beats(self) -> bool:
+        """True when the engine is ready and answered within `SILENCE_S`; takes at most `PATIENCE_S`."""
+        if self._llm.state not in ("ready", "draining"):
+            self._last_s = 0.0
+            return False
+        now_s = time.monotonic()
+        if not self._last_s:
+            self._last_s = now_s - FRESH_S
+        stats = self._llm.stats
+        if stats is not None and stats.num_steps != self._num_steps:
+            self._num_steps = stats.num_steps
+            self._last_s = now_s
+        if now_s - self._last_s < FRESH_S:
+            return True
+        if self._ping is None or self._ping.done():
+            self._ping = asyncio.create_task(self._ask())
+        await asyncio.wait({self._ping}, timeout=PATIENCE_S)
+        return time.monotonic() - self._last_s < SILENCE_S
+
+    async def _ask(self) -> None:
+        try:
+            await asyncio.wait_for(self._llm.call("ping"), SILENCE_S)
+        except (OctavoError, TimeoutError):
+            return
+        self._last_s = time.monotonic()

@@ -1,0 +1,1 @@
+"""Endpoints, one file a family; each file has a `ROUTES` list and app.py joins them."""

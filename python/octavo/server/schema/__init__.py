@@ -1,0 +1,1 @@
+"""Request bodies of the HTTP API, one file an endpoint family; `parse.py` is the engine under them."""

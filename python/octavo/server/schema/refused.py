@@ -1,0 +1,60 @@
+"""Fields of other servers' APIs that change the answer and that Octavo does not do: refused, never ignored in silence.
+
+A feature that arrives removes its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from octavo.errors import RequestError
+
+
+def _given(value: Any) -> bool:
+    return value not in (None, False, "", [], {})
+
+
+def _not_text(value: Any) -> bool:
+    return value is not None and value != {"type": "text"}
+
+
+def _chooses_tools(value: Any) -> bool:
+    return value not in (None, "none", "auto")
+
+
+def _speaks(value: Any) -> bool:
+    return value not in (None, ["text"])
+
+
+NOT_YET = "is not supported yet"
+
+# Field -> (refused when, what to say after the field's name).
+REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "response_format": (_not_text, f'other than {{"type": "text"}} {NOT_YET}'),
+    "structured_outputs": (_given, NOT_YET),
+    "guided_json": (_given, NOT_YET),
+    "guided_regex": (_given, NOT_YET),
+    "guided_choice": (_given, NOT_YET),
+    "guided_grammar": (_given, NOT_YET),
+    "tools": (_given, NOT_YET),
+    "tool_choice": (_chooses_tools, f"needs tools, which {NOT_YET.replace('is', 'are')}"),
+    "functions": (_given, NOT_YET),
+    "function_call": (_chooses_tools, NOT_YET),
+    "suffix": (_given, NOT_YET),
+    "prompt_embeds": (_given, NOT_YET),
+    "use_beam_search": (_given, "is not supported: sample n sequences instead"),
+    "audio": (_given, "is not supported: this server writes text"),
+    "modalities": (_speaks, 'other than ["text"] are not supported'),
+    "documents": (_given, NOT_YET),
+    "chat_template": (_given, "in a request is not allowed: start the server with --chat-template"),
+    "truncate_prompt_tokens": (_given, NOT_YET),
+    "logprob_token_ids": (_given, NOT_YET),
+}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for a field that asks for what the server does not do."""
+    for name, (refused, message) in REFUSED.items():
+        if name in body and refused(body[name]):
+            raise RequestError(f"{name} {message}", param=name, code="unsupported")

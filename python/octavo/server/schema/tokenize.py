@@ -1,0 +1,42 @@
+"""Bodies of POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.errors import RequestError
+from octavo.server.schema.parse import parse
+from octavo.server.schema.refused import refuse_unsupported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """Text or chat messages to be turned into ids."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizeRequest:
+    """Ids to be turned into text."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
+    """Check a body. `RequestError` names the field at fault."""
+    refuse_unsupported(body)
+    request = parse(TokenizeRequest, body)
+    if (request.prompt is None) == (request.messages is None):
+        raise RequestError("give either prompt or messages", param="prompt")
+    return request

@@ -1,0 +1,183 @@
+"""The serving process: listens at once, loads the model, serves, and ends well on a signal.
+
+Not here: the HTTP application (app.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from octavo.async_llm import AsyncLLM
+from octavo.config import EngineConfig, ServerConfig
+from octavo.errors import OctavoError
+from octavo.server.app import make_app
+from octavo.server.console import LoadProgress, base_url, ready_lines
+from octavo.server.context import ServerContext
+from octavo.server.http_protocol import LimitedHttpProtocol
+
+log = logging.getLogger("octavo.server")
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 60
+# After the drain, how long connections get to take their last bytes.
+FLUSH_S = 2
+ENGINE_CHECK_S = 0.5
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: `Service` has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. OSError when the address can't be had."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+
+
+class Service:
+    """One server and its engine, from start to end."""
+
+    def __init__(self, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._llm = AsyncLLM(config=engine_config, max_engine_restarts=config.max_engine_restarts)
+        app = make_app(self._llm, config)
+        context = app.state.context
+        assert isinstance(context, ServerContext)
+        self._context = context
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=LimitedHttpProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=FLUSH_S,
+                backlog=BACKLOG,
+            )
+        )
+        self._stop = asyncio.Event()
+
+    async def main(self) -> int:
+        """Serve until a signal or the engine's final death; the exit code. Errors of loading: OctavoError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        stopping = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self._load())
+        try:
+            await asyncio.wait({loading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                await loading
+                return await self._serve_until_end(stopping)
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+            return 0
+        finally:
+            stopping.cancel()
+            await self._shut_down(serving)
+
+    async def _load(self) -> None:
+        start_s = time.monotonic()
+        progress = LoadProgress()
+        try:
+            await self._llm.start(progress)
+        finally:
+            progress.close()
+        has_template = self._context.encoder.template.source is not None
+        names = self._context.names
+        if not has_template and self._llm.tokenizer is not None:
+            log.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
+        gc.collect()
+        gc.freeze()
+        port = self._listener.getsockname()[1]
+        lines = ready_lines(
+            base_url(self._config.host, port),
+            names[0],
+            seconds=time.monotonic() - start_s,
+            chat=has_template,
+            needs_key=bool(self._context.keys),
+        )
+        print(lines, file=sys.stderr, flush=True)
+
+    async def _serve_until_end(self, stopping: asyncio.Task[bool]) -> int:
+        while not stopping.done():
+            if self._llm.state == "dead":
+                log.error("the engine is dead and is not started again: the server ends")
+                return 1
+            await asyncio.wait({stopping}, timeout=ENGINE_CHECK_S)
+        log.info(
+            "shutting down: %d calls in flight get up to %g s", len(self._context.live), self._config.drain_timeout_s
+        )
+        cut = await self._context.drain(self._config.drain_timeout_s)
+        if cut:
+            log.warning("%d calls were cut after %g s (--drain-timeout-s)", cut, self._config.drain_timeout_s)
+        return 0
+
+    async def _shut_down(self, serving: asyncio.Task[None]) -> None:
+        await self._context.drain(0)
+        self._server.should_exit = True
+        await serving
+        await self._llm.close()
+        self._context.close()
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            os._exit(128 + number)  # the engine notices and ends itself
+        self._stop.set()
+
+
+def run(engine_config: EngineConfig, config: ServerConfig) -> int:
+    """Serve; the exit code. Problems of starting are one line on stderr."""
+    logging.basicConfig(level=config.log_level.upper(), format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level.upper())))
+    try:
+        listener = listen(config.host, config.port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        print(
+            f"octavo: can't listen on {config.host}:{config.port}: {reason} (choose another with --port or --host)",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_main(engine_config, config, listener))
+    except OctavoError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+async def _main(engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> int:
+    return await Service(engine_config, config, listener).main()
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop where it exists (not on Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: type[asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
