@@ -4,8 +4,30 @@
 //! oldest step in flight and plans the next one. Everything else turns bytes into requests and outputs into bytes.
 #![forbid(unsafe_code)]
 
+mod admission;
+pub mod arena;
+pub mod block_pool;
+pub mod cache;
+mod check;
+pub mod commit;
+pub mod config;
+pub mod core;
+pub mod detokenizer;
 pub mod frames;
 pub mod ids;
+mod intake;
 pub mod mailbox;
+pub mod output_processor;
+mod outputs;
+pub mod pieces;
+pub mod plan;
+pub mod prefix;
 pub mod protocol;
+pub mod queue;
+pub mod request;
+mod scheduler;
+pub mod sequence;
+pub mod state;
+pub mod stop;
+pub mod tokenizer;
 pub mod wire;

@@ -1,0 +1,200 @@
+//! Gives slots and blocks to waiting sequences, in order, as long as they fit.
+//!
+//! A sequence gets blocks for all its known tokens at once: what has started is never stopped by its own prompt. Before,
+//! it looks for KV that exists: blocks of an equal prefix in the cache, or a sibling of the same request that has
+//! computed their prompt. A sibling's full blocks are shared; the block that holds the last prompt token's
+//! predecessors is copied, and that token runs again to give this sequence its own first sample.
+
+use crate::ids::BlockId;
+use crate::plan::NewRow;
+use crate::queue::QueueKey;
+use crate::scheduler::Planner;
+use crate::sequence::{Holding, SeqIdx, Sequence, State};
+
+/// Existing KV that a sequence starts from; the blocks are referenced.
+#[derive(Debug, Default)]
+struct Reuse {
+    blocks: Vec<BlockId>,
+    /// To be copied into the block after `blocks`.
+    copy: Option<BlockId>,
+    num_tokens: u32,
+    /// What a request's usage shows: only tokens from the prefix cache.
+    num_cached_tokens: u32,
+}
+
+impl Planner<'_> {
+    /// Admits the queue's first sequence again and again until something is used up.
+    pub fn admit(&mut self) {
+        while self.budget > 0 && self.state.slots.has_free() {
+            let Some((key, seq)) = self.state.queue.first() else {
+                return;
+            };
+            if self.is_blocked(key) {
+                return;
+            }
+            self.state.blocked = None;
+            if !self.try_admit(seq) {
+                return;
+            }
+            self.schedule_chunk(seq);
+        }
+    }
+
+    /// Whether the queue's first sequence failed before and nothing has changed since. The look-up of a long prefix is
+    /// not free of cost, so it is not repeated at every step.
+    fn is_blocked(&self, key: QueueKey) -> bool {
+        let free = self.state.cache.num_free();
+        let blocked = self.state.blocked;
+        !self.state.running.is_empty()
+            && blocked.is_some_and(|(other, min_free)| other == key && free < min_free)
+    }
+
+    fn try_admit(&mut self, seq: SeqIdx) -> bool {
+        let block_size = self.state.config.block_size;
+        let num_blocks = self.state.table.seq(seq).num_known().div_ceil(block_size);
+        if num_blocks > self.writer.block_updates_left() {
+            return false;
+        }
+        let reuse = self.find_reuse(seq);
+        let num_new = num_blocks - reuse.blocks.len() as u32;
+        let wanted = num_new + self.reserve();
+        let free = self.state.cache.num_free();
+        if wanted > free {
+            self.state.cache.release(reuse.blocks);
+            // Giving the references back may have freed blocks: the count that was too small is the one without them.
+            let key = self.state.table.seq(seq).key;
+            let min_free = self.state.cache.num_free() + (wanted - free);
+            assert!(
+                !self.state.in_flight.is_empty() || !self.state.running.is_empty(),
+                "{key:?} does not fit into an empty cache"
+            );
+            self.state.blocked = Some((key, min_free));
+            return false;
+        }
+        self.start(seq, reuse, num_new);
+        true
+    }
+
+    /// Free blocks that stay free for the decodes of those that run already.
+    fn reserve(&self) -> u32 {
+        let is_alone = self.state.running.is_empty();
+        if is_alone {
+            0
+        } else {
+            self.state.config.num_blocks.div_ceil(100)
+        }
+    }
+
+    fn start(&mut self, seq: SeqIdx, reuse: Reuse, num_new: u32) {
+        let state = &mut *self.state;
+        let slot = state.slots.take(seq).expect("a free slot");
+        let mut blocks = reuse.blocks;
+        for _ in 0..num_new {
+            blocks.push(state.cache.take().expect("a free block"));
+        }
+        for (index, block) in (0..).zip(&blocks) {
+            self.writer.block_update(slot, index, *block);
+        }
+        if let Some(source) = reuse.copy {
+            let target = blocks[(reuse.num_tokens / state.config.block_size) as usize];
+            self.writer.block_copy(source, target);
+        }
+        let sequence = state.table.seq_mut(seq);
+        let (key, request) = (sequence.key, sequence.request);
+        sequence.state = State::Running(Holding { slot, blocks });
+        sequence.first_step = self.step_id;
+        sequence.num_computed = reuse.num_tokens;
+        sequence.num_committed = reuse.num_tokens;
+        sequence.num_published = reuse.num_cached_tokens / state.config.block_size;
+        let num_known = sequence.num_known();
+        let num_prompt_tokens = sequence.num_prompt_tokens();
+        self.writer.new_row(slot, num_prompt_tokens);
+        self.new_rows.push(NewRow {
+            slot,
+            params: state.table.request(request).params.clone(),
+            index: key.index,
+            token_ids: state.table.seq(seq).known_tokens().collect(),
+            num_prompt_tokens,
+        });
+        state.queue.start(key, self.now);
+        state.insert_running(seq);
+        let request = state.table.request_mut(request);
+        if request.started.is_none() {
+            request.started = Some(self.now);
+            request.num_cached_tokens = reuse.num_cached_tokens;
+            state.stats.num_prompt_tokens += u64::from(num_prompt_tokens);
+            state.stats.prefix_queried_tokens += u64::from(num_known);
+            state.stats.prefix_hit_tokens += u64::from(reuse.num_cached_tokens);
+        }
+    }
+
+    /// The longest existing prefix, never all of it: the last token must run to be sampled from.
+    fn find_reuse(&mut self, seq: SeqIdx) -> Reuse {
+        let state = &mut *self.state;
+        let block_size = state.config.block_size;
+        let sequence = state.table.seq_mut(seq);
+        if sequence.prompt_logprobs.is_some() {
+            return Reuse::default();
+        }
+        let mut hashes = std::mem::take(&mut sequence.hashes);
+        let (sequence, num_known) = (state.table.seq(seq), state.table.seq(seq).num_known());
+        let root = state.table.request(sequence.request).root;
+        state
+            .cache
+            .extend_hashes(root, &mut hashes, num_known, |position| {
+                sequence.token(position)
+            });
+        let most = hashes.len().min(((num_known - 1) / block_size) as usize);
+        let blocks = state.cache.acquire_prefix(&hashes[..most]);
+        state.table.seq_mut(seq).hashes = hashes;
+        let num_cached_tokens = blocks.len() as u32 * block_size;
+
+        let forkable = state.table.seq(seq).num_prompt_tokens() - 1;
+        if forkable > num_cached_tokens
+            && let Some(sibling) = self.sibling(seq, forkable)
+        {
+            self.state.cache.release(blocks);
+            return self.fork(sibling, forkable, num_cached_tokens);
+        }
+        Reuse {
+            blocks,
+            copy: None,
+            num_tokens: num_cached_tokens,
+            num_cached_tokens,
+        }
+    }
+
+    /// A running sequence of the same request whose KV of the first `num_tokens` positions exists before this step.
+    fn sibling(&self, seq: SeqIdx, num_tokens: u32) -> Option<SeqIdx> {
+        let table = &self.state.table;
+        let request = table.request(table.seq(seq).request);
+        let is_computed = |other: &Sequence| {
+            let before = if other.last_step == self.step_id {
+                other.last_start
+            } else {
+                other.num_computed
+            };
+            other.is_running() && other.first_step < self.step_id && before >= num_tokens
+        };
+        let mut siblings = request.sequences.iter().flatten();
+        siblings
+            .find(|other| **other != seq && is_computed(table.seq(**other)))
+            .copied()
+    }
+
+    fn fork(&mut self, sibling: SeqIdx, num_tokens: u32, num_cached_tokens: u32) -> Reuse {
+        let block_size = self.state.config.block_size;
+        let holding = self.state.table.seq(sibling).holding();
+        let source = &holding.expect("a running sequence").blocks;
+        let shared = (num_tokens / block_size) as usize;
+        let copy = (!num_tokens.is_multiple_of(block_size)).then(|| source[shared]);
+        let blocks = source[..shared].to_vec();
+        self.state.cache.share(&blocks);
+        Reuse {
+            blocks,
+            copy,
+            num_tokens,
+            num_cached_tokens,
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Takes in the result of the oldest step in flight: tokens are appended, ends are found, blocks are published, dead
+//! rows are dropped, and clients are told.
+
+use std::time::Instant;
+
+use thiserror::Error;
+
+use crate::arena::OutputLayout;
+use crate::ids::TokenId;
+use crate::plan::Row;
+use crate::protocol::{FinishReason, SequenceOutput, TokenLogprobs};
+use crate::sequence::{SeqIdx, State};
+use crate::state::EngineState;
+
+/// The runner and the control plane disagree; the engine can't go on.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum StepError {
+    #[error("step: a result was given, but no step is in flight")]
+    NothingInFlight,
+    #[error("step: {0} steps are in flight, the most that depth {0} allows; commit one first")]
+    TooDeep(usize),
+    #[error("step {step}, row {row}: {message}")]
+    BadOutput {
+        step: u64,
+        row: usize,
+        message: String,
+    },
+}
+
+/// The output arena of one step.
+struct Results<'a> {
+    ints: &'a [i32],
+    layout: &'a OutputLayout,
+    vocab_size: u32,
+}
+
+impl Results<'_> {
+    fn tokens(&self, row: usize) -> Result<&[i32], String> {
+        let max = self.layout.max_sampled as usize;
+        let count = self.ints[self.layout.count as usize + row];
+        if count < 1 || count as usize > max {
+            return Err(format!("{count} tokens sampled, not within 1 and {max}"));
+        }
+        let start = self.layout.sampled as usize + row * max;
+        let token_ids = &self.ints[start..start + count as usize];
+        match token_ids.iter().find(|id| !self.is_token(**id)) {
+            Some(id) => Err(format!(
+                "token {id} is not in a vocabulary of {}",
+                self.vocab_size
+            )),
+            None => Ok(token_ids),
+        }
+    }
+
+    fn is_token(&self, id: i32) -> bool {
+        u32::try_from(id).is_ok_and(|id| id < self.vocab_size)
+    }
+
+    /// The logprobs of a row's `nth` token, with `num_top` top ones.
+    fn logprobs(&self, row: usize, nth: usize, num_top: usize) -> TokenLogprobs {
+        let layout = self.layout;
+        let place = row * layout.max_sampled as usize + nth;
+        let start = place * (1 + layout.max_logprobs as usize);
+        let ids = &self.ints[layout.logprob_id as usize + start..][..=num_top];
+        let values = &self.ints[layout.logprob_value as usize + start..][..=num_top];
+        TokenLogprobs {
+            rank: self.ints[layout.rank as usize + place] as u32,
+            entries: ids
+                .iter()
+                .zip(values)
+                .map(|(id, bits)| (*id as TokenId, f32::from_bits(*bits as u32)))
+                .collect(),
+        }
+    }
+}
+
+/// What became of a row.
+enum Fate {
+    Continues,
+    Ended,
+}
+
+impl EngineState {
+    /// Commits the oldest step in flight from its output arena.
+    pub fn commit(&mut self, output: &[i32], now: Instant) -> Result<(), StepError> {
+        let step = self
+            .in_flight
+            .pop_front()
+            .ok_or(StepError::NothingInFlight)?;
+        let layout = self.output_layout.clone();
+        let results = Results {
+            ints: output,
+            layout: &layout,
+            vocab_size: self.config.vocab_size,
+        };
+        let mut any_ended = false;
+        for (index, row) in step.rows.iter().enumerate() {
+            let is_sampled = index < step.num_sampled as usize;
+            let fate = self
+                .commit_row(row, is_sampled.then_some(index), &results, now)
+                .map_err(|message| StepError::BadOutput {
+                    step: step.step_id,
+                    row: index,
+                    message,
+                })?;
+            if matches!(fate, Fate::Ended) {
+                self.end(row.seq);
+                any_ended = true;
+            }
+        }
+        if any_ended {
+            self.drop_ended();
+        }
+        self.stats.num_steps += 1;
+        Ok(())
+    }
+
+    /// `sampled`: the row's place in the output arena, if it gained tokens.
+    fn commit_row(
+        &mut self,
+        row: &Row,
+        sampled: Option<usize>,
+        results: &Results<'_>,
+        now: Instant,
+    ) -> Result<Fate, String> {
+        let sequence = self.table.seq_mut(row.seq);
+        sequence.in_flight -= 1;
+        if let State::Ending(_) = sequence.state {
+            if sequence.in_flight == 0 {
+                self.retire(row.seq);
+            }
+            return Ok(Fate::Continues);
+        }
+        sequence.num_committed = row.start + row.len;
+        let Some(index) = sampled else {
+            self.publish(row.seq);
+            return Ok(Fate::Continues);
+        };
+        let mut output = SequenceOutput {
+            request_id: sequence.request_id,
+            index: sequence.key.index,
+            token_ids: Vec::with_capacity(1),
+            logprobs: Vec::new(),
+            finish: None,
+            stop_token_id: None,
+            num_cached_tokens: None,
+            prompt_logprobs: None,
+            queue_s: None,
+        };
+        sequence.num_pending -= 1;
+        for (nth, token_id) in results.tokens(index)?.iter().enumerate() {
+            let token_id = *token_id as TokenId;
+            sequence.output.push(token_id);
+            output.token_ids.push(token_id);
+            if let Ok(num_top) = usize::try_from(sequence.limits.logprobs) {
+                output.logprobs.push(results.logprobs(index, nth, num_top));
+            }
+            let num_output = sequence.output.len() as u32;
+            if sequence.stops_at(token_id, num_output) {
+                output.finish = Some(FinishReason::Stop);
+                output.stop_token_id = Some(token_id);
+            } else if num_output >= sequence.limits.max_output {
+                output.finish = Some(FinishReason::Length);
+            }
+            if output.finish.is_some() {
+                break;
+            }
+        }
+        let (client, is_silent) = (sequence.client, sequence.is_silent);
+        let needs_publish = (sequence.num_published + 1) * self.config.block_size;
+        if sequence.num_committed >= needs_publish {
+            self.publish(row.seq);
+        }
+        self.stats.num_output_tokens += output.token_ids.len() as u64;
+        if is_silent {
+            self.introduce(row.seq, &mut output, now)?;
+        }
+        let fate = if output.finish.is_some() {
+            self.stats.num_finished += 1;
+            Fate::Ended
+        } else {
+            Fate::Continues
+        };
+        self.outputs.push(client, output);
+        Ok(fate)
+    }
+
+    /// Adds what only the first output of a sequence says.
+    fn introduce(
+        &mut self,
+        seq: SeqIdx,
+        output: &mut SequenceOutput,
+        now: Instant,
+    ) -> Result<(), String> {
+        let sequence = self.table.seq_mut(seq);
+        sequence.is_silent = false;
+        output.prompt_logprobs = sequence.prompt_logprobs.take();
+        if let Some(logprobs) = &output.prompt_logprobs {
+            let expected = sequence.prompt.len() - 1;
+            if logprobs.len() != expected {
+                return Err(format!(
+                    "{} prompt logprobs were put in, {expected} expected",
+                    logprobs.len()
+                ));
+            }
+        }
+        let request = sequence.request;
+        let request = self.table.request(request);
+        let started = request.started.unwrap_or(now);
+        output.num_cached_tokens = Some(request.num_cached_tokens);
+        output.queue_s = Some(started.duration_since(request.arrival).as_secs_f32());
+        Ok(())
+    }
+
+    /// Makes the full blocks findable whose content has been computed by now.
+    fn publish(&mut self, seq: SeqIdx) {
+        if !self.config.enable_prefix_caching {
+            return;
+        }
+        let sequence = self.table.seq_mut(seq);
+        let mut hashes = std::mem::take(&mut sequence.hashes);
+        let (first, committed) = (sequence.num_published, sequence.num_committed);
+        let num_full = committed / self.config.block_size;
+        sequence.num_published = num_full.max(first);
+        let sequence = self.table.seq(seq);
+        let root = self.table.request(sequence.request).root;
+        let token = |position| sequence.token(position);
+        self.cache
+            .extend_hashes(root, &mut hashes, committed, token);
+        if let State::Running(holding) = &sequence.state {
+            for block in first..num_full {
+                let block = block as usize;
+                self.cache.publish(hashes[block], holding.blocks[block]);
+            }
+        }
+        self.table.seq_mut(seq).hashes = hashes;
+    }
+}

@@ -1,0 +1,122 @@
+//! Limits and policy of the control plane, and their validation. Values are resolved in Python (`octavo.config`,
+//! `octavo.worker.memory`); nothing has a default here.
+
+use thiserror::Error;
+
+use crate::ids::TokenId;
+
+/// In which order requests are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// By arrival.
+    Fcfs,
+    /// By priority (lower first), then arrival.
+    Priority,
+}
+
+impl Policy {
+    /// The policy that `--scheduling-policy` names.
+    pub fn from_name(name: &str) -> Result<Self, ConfigError> {
+        match name {
+            "fcfs" => Ok(Self::Fcfs),
+            "priority" => Ok(Self::Priority),
+            _ => Err(ConfigError(format!(
+                "policy: {name:?} is neither \"fcfs\" nor \"priority\""
+            ))),
+        }
+    }
+}
+
+/// A value of `CoreConfig` is impossible; the message names it.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// See `CoreConfig` in `_core.pyi`.
+#[derive(Clone, Debug)]
+pub struct CoreConfig {
+    pub block_size: u32,
+    /// The null block is among them.
+    pub num_blocks: u32,
+    pub max_num_seqs: u32,
+    pub max_num_batched_tokens: u32,
+    pub max_model_len: u32,
+    pub vocab_size: u32,
+    pub eos_token_ids: Vec<TokenId>,
+    pub max_queued_requests: u32,
+    pub max_queued_tokens: u64,
+    pub policy: Policy,
+    pub enable_prefix_caching: bool,
+    /// 0 = no limit.
+    pub long_prefill_token_threshold: u32,
+    /// Steps in flight, 1 to 4.
+    pub depth: u32,
+    pub max_logprobs: u32,
+    /// Key of the block hashes; random, so that nobody can craft a collision.
+    pub hash_seed: u64,
+}
+
+impl CoreConfig {
+    /// Every range that the rest of the crate relies on.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        const LIMIT: u64 = 1 << 30;
+        let ranges = [
+            ("block_size", u64::from(self.block_size), 1, 1 << 16),
+            ("num_blocks", u64::from(self.num_blocks), 2, LIMIT),
+            ("max_num_seqs", u64::from(self.max_num_seqs), 1, 1 << 16),
+            (
+                "max_num_batched_tokens",
+                u64::from(self.max_num_batched_tokens),
+                1,
+                1 << 24,
+            ),
+            ("max_model_len", u64::from(self.max_model_len), 2, LIMIT),
+            ("vocab_size", u64::from(self.vocab_size), 1, LIMIT),
+            (
+                "max_queued_requests",
+                u64::from(self.max_queued_requests),
+                1,
+                LIMIT,
+            ),
+            ("max_queued_tokens", self.max_queued_tokens, 1, 1 << 50),
+            ("depth", u64::from(self.depth), 1, 4),
+            ("max_logprobs", u64::from(self.max_logprobs), 0, 1 << 16),
+        ];
+        for (name, value, low, high) in ranges {
+            if value < low || value > high {
+                return Err(ConfigError(format!(
+                    "{name}: {value} is not within {low} and {high}"
+                )));
+            }
+        }
+        if let Some(id) = self.eos_token_ids.iter().find(|id| **id >= self.vocab_size) {
+            return Err(ConfigError(format!(
+                "eos_token_ids: {id} is not below vocab_size {}",
+                self.vocab_size
+            )));
+        }
+        Ok(())
+    }
+
+    /// Sequences that may hold a slot: each of them can have at least one token in every step.
+    pub fn max_running(&self) -> u32 {
+        self.max_num_seqs.min(self.max_num_batched_tokens)
+    }
+
+    /// Positions that all usable blocks hold together.
+    pub fn num_positions(&self) -> u32 {
+        let positions = u64::from(self.num_blocks - 1) * u64::from(self.block_size);
+        u32::try_from(positions).unwrap_or(u32::MAX)
+    }
+
+    /// Most tokens (prompt and output) of one sequence. The last token needs no position: nothing attends to it.
+    pub fn max_sequence_len(&self) -> u32 {
+        self.max_model_len
+            .min(self.num_positions().saturating_add(1))
+    }
+
+    /// Blocks of the longest sequence.
+    pub fn max_blocks_per_sequence(&self) -> u32 {
+        self.max_model_len.div_ceil(self.block_size)
+    }
+}

@@ -1,0 +1,60 @@
+//! What one step runs: the plan that goes to the runner, and the record of its rows that waits for the result.
+
+use std::sync::Arc;
+
+use crate::arena::Totals;
+use crate::ids::{SlotId, TokenId};
+use crate::sequence::SeqIdx;
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub seq: SeqIdx,
+    pub slot: SlotId,
+    /// Positions `start .. start + len` are computed.
+    pub start: u32,
+    pub len: u32,
+    /// The token of a row of one token as the arena shows it.
+    pub token: i32,
+}
+
+/// A planned step whose result is not known yet. The first `num_sampled` rows gain tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    pub step_id: u64,
+    pub rows: Vec<Row>,
+    pub num_sampled: u32,
+}
+
+/// A sequence that got its slot in this step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewRow {
+    pub slot: SlotId,
+    pub params: Arc<[u8]>,
+    pub index: u32,
+    pub token_ids: Vec<TokenId>,
+    pub num_prompt_tokens: u32,
+}
+
+/// A row whose prompt tokens' logprobs are wanted; see `_core.pyi`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptLogprobRow {
+    pub row: u32,
+    pub slot: SlotId,
+    pub token_start: u32,
+    pub num_top: u32,
+    /// The prompt tokens that the row's hidden states predict.
+    pub target_ids: Vec<TokenId>,
+}
+
+/// The plan of one step; the arrays are in arena number `arena`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepPlan {
+    pub step_id: u64,
+    pub arena: u32,
+    pub totals: Totals,
+    pub needs_logprobs: bool,
+    pub new_rows: Vec<NewRow>,
+    pub prompt_logprob_rows: Vec<PromptLogprobRow>,
+    pub has_calls: bool,
+}

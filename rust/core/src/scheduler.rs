@@ -1,0 +1,274 @@
+//! Plans a step: which sequences get how many tokens.
+//!
+//! There are no phases. Every running sequence has `num_remaining` tokens to catch up with; those with one (decodes)
+//! go first, then longer ones in chunks under the token budget, then newcomers (`admission`). When a decode needs a
+//! block and none is free, the running sequence whose turn is last gives its blocks up and is computed again later.
+//! A sequence with rows in flight can't be preempted: it is withheld from this plan instead, so that it can be in the
+//! next one; the first in order therefore gets its block within `depth` steps. Turns never change, so nobody starves.
+
+use std::time::Instant;
+
+use crate::arena::{ArenaWriter, LAST_TOKEN};
+use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
+use crate::request::RequestIdx;
+use crate::sequence::SeqIdx;
+use crate::state::EngineState;
+
+/// A plan in the making.
+pub struct Planner<'a> {
+    pub state: &'a mut EngineState,
+    pub writer: ArenaWriter<'a>,
+    pub step_id: u64,
+    pub now: Instant,
+    /// Tokens left.
+    pub budget: u32,
+    pub new_rows: Vec<NewRow>,
+    /// Rows of one sampled token, longer sampled rows, rows that are not sampled.
+    decodes: Vec<Row>,
+    sampled: Vec<Row>,
+    partial: Vec<Row>,
+    needs_logprobs: bool,
+    needs_prompt_logprobs: bool,
+    /// Requests whose first sequence computes the end of the prompt in this step.
+    led: Vec<RequestIdx>,
+}
+
+/// What a decode that needs a block gets.
+enum Growth {
+    Grown,
+    /// It sits this plan out (it may have been preempted itself).
+    Skipped,
+}
+
+/// The tail of the running list while blocks are short.
+struct Tail {
+    /// Running sequences from here on have been withheld.
+    end: usize,
+    /// Blocks that the withheld ones will give up, less what is meant for skipped decodes.
+    promised: usize,
+    is_short: bool,
+}
+
+impl<'a> Planner<'a> {
+    pub fn new(
+        state: &'a mut EngineState,
+        arena: &'a mut [i32],
+        step_id: u64,
+        now: Instant,
+    ) -> Self {
+        let writer = ArenaWriter::new(arena, state.arena_layout);
+        Self {
+            writer,
+            step_id,
+            now,
+            budget: state.config.max_num_batched_tokens,
+            new_rows: Vec::new(),
+            decodes: Vec::with_capacity(state.running.len()),
+            sampled: Vec::new(),
+            partial: Vec::new(),
+            needs_logprobs: false,
+            needs_prompt_logprobs: false,
+            led: Vec::new(),
+            state,
+        }
+    }
+
+    /// Plans the step and puts it in flight, unless it has no rows.
+    pub fn run(mut self) -> StepPlan {
+        let mut prefills = Vec::new();
+        let is_short = self.schedule_decodes(&mut prefills);
+        for seq in prefills {
+            self.schedule_chunk(seq);
+        }
+        if !is_short {
+            self.admit();
+        }
+        for request in std::mem::take(&mut self.led) {
+            self.state.queue_parked(request);
+        }
+        self.finish()
+    }
+
+    /// One token for everybody who needs just one; the others are left in `prefills`. Returns whether blocks are short.
+    fn schedule_decodes(&mut self, prefills: &mut Vec<SeqIdx>) -> bool {
+        let block_size = self.state.config.block_size as usize;
+        let mut tail = Tail {
+            end: self.state.running.len(),
+            promised: 0,
+            is_short: false,
+        };
+        let mut at = 0;
+        while at < tail.end {
+            let seq = self.state.running[at];
+            at += 1;
+            let sequence = self.state.table.seq_mut(seq);
+            match sequence.num_remaining() {
+                0 => continue,
+                1 => {}
+                _ => {
+                    prefills.push(seq);
+                    continue;
+                }
+            }
+            let position = sequence.num_computed as usize;
+            if position == sequence.running_mut().blocks.len() * block_size
+                && matches!(self.grow(at - 1, &mut tail), Growth::Skipped)
+            {
+                continue;
+            }
+            self.push_row(seq, 1);
+        }
+        tail.is_short
+    }
+
+    /// One more block for the running sequence at `at`.
+    fn grow(&mut self, at: usize, tail: &mut Tail) -> Growth {
+        let state = &mut *self.state;
+        let seq = state.running[at];
+        loop {
+            if let Some(block) = state.cache.take() {
+                let holding = state.table.seq_mut(seq).running_mut();
+                self.writer
+                    .block_update(holding.slot, holding.blocks.len() as u32, block);
+                holding.blocks.push(block);
+                return Growth::Grown;
+            }
+            tail.is_short = true;
+            if tail.promised > 0 {
+                tail.promised -= 1;
+                return Growth::Skipped;
+            }
+            let victim = state.running[tail.end - 1];
+            tail.end -= 1;
+            let sequence = state.table.seq(victim);
+            if sequence.in_flight == 0 {
+                state.preempt(victim);
+                state.running.remove(tail.end);
+            } else {
+                let promised = sequence.holding().map_or(0, |h| h.blocks.len());
+                tail.promised += promised.saturating_sub(1);
+            }
+            if victim == seq || state.table.seq(victim).is_running() {
+                return Growth::Skipped;
+            }
+            debug_assert!(tail.end > at);
+        }
+    }
+
+    /// As much of a sequence as budget and threshold allow.
+    pub fn schedule_chunk(&mut self, seq: SeqIdx) {
+        let threshold = match self.state.config.long_prefill_token_threshold {
+            0 => u32::MAX,
+            _ if self.decodes.is_empty() => u32::MAX,
+            threshold => threshold,
+        };
+        let len = self.state.table.seq(seq).num_remaining();
+        let len = len.min(self.budget).min(threshold);
+        if len > 0 {
+            self.push_row(seq, len);
+        }
+    }
+
+    /// Adds a row of the next `len` positions.
+    fn push_row(&mut self, seq: SeqIdx, len: u32) {
+        let sequence = self.state.table.seq_mut(seq);
+        let start = sequence.num_computed;
+        let end = start + len;
+        let known = sequence.num_known();
+        let is_sampled = end == known + sequence.num_pending;
+        let row = Row {
+            seq,
+            slot: sequence.running_mut().slot,
+            start,
+            len,
+            token: if start < known {
+                sequence.token(start) as i32
+            } else {
+                LAST_TOKEN
+            },
+        };
+        sequence.num_computed = end;
+        sequence.in_flight += 1;
+        sequence.last_step = self.step_id;
+        sequence.last_start = start;
+        self.needs_prompt_logprobs |= sequence.prompt_logprobs.is_some();
+        if sequence.leads && end >= sequence.num_prompt_tokens() {
+            sequence.leads = false;
+            self.led.push(sequence.request);
+        }
+        self.budget -= len;
+        if is_sampled {
+            sequence.num_pending += 1;
+            self.needs_logprobs |= sequence.limits.logprobs >= 0;
+        }
+        match (is_sampled, len) {
+            (true, 1) => self.decodes.push(row),
+            (true, _) => self.sampled.push(row),
+            (false, _) => self.partial.push(row),
+        }
+    }
+
+    /// Writes the rows in the arena's order.
+    fn finish(mut self) -> StepPlan {
+        let num_decodes = self.decodes.len();
+        let num_sampled = (num_decodes + self.sampled.len()) as u32;
+        let mut rows = self.decodes;
+        rows.append(&mut self.sampled);
+        rows.append(&mut self.partial);
+        self.writer.totals.num_decode_rows = num_decodes as u32;
+        self.writer.totals.num_sampled = num_sampled;
+        for row in &rows[..num_decodes] {
+            self.writer.decode_row(row.slot, row.start, row.token);
+        }
+        let mut prompt_logprob_rows = Vec::new();
+        for (index, row) in rows.iter().enumerate().skip(num_decodes) {
+            if self.needs_prompt_logprobs {
+                let token_start = self.writer.totals.num_tokens;
+                let wanted = prompt_logprob_row(self.state, row, index as u32, token_start);
+                prompt_logprob_rows.extend(wanted);
+            }
+            let sequence = self.state.table.seq(row.seq);
+            let token_ids = sequence.known_tokens().skip(row.start as usize);
+            self.writer
+                .row(row.slot, row.start, token_ids.take(row.len as usize));
+        }
+        let plan = StepPlan {
+            step_id: self.step_id,
+            arena: 0,
+            totals: self.writer.finish(self.step_id),
+            needs_logprobs: self.needs_logprobs,
+            new_rows: self.new_rows,
+            prompt_logprob_rows,
+            has_calls: false,
+        };
+        if !rows.is_empty() {
+            self.state.in_flight.push_back(InFlight {
+                step_id: self.step_id,
+                rows,
+                num_sampled,
+            });
+        }
+        plan
+    }
+}
+
+/// What a row tells of its prompt's logprobs, if somebody wants them.
+fn prompt_logprob_row(
+    state: &EngineState,
+    row: &Row,
+    index: u32,
+    token_start: u32,
+) -> Option<PromptLogprobRow> {
+    let sequence = state.table.seq(row.seq);
+    sequence.prompt_logprobs.as_ref()?;
+    let first = row.start as usize + 1;
+    let last = ((row.start + row.len) as usize + 1).min(sequence.prompt.len());
+    let num_top = state.table.request(sequence.request).prompt_logprobs;
+    (first < last).then(|| PromptLogprobRow {
+        row: index,
+        slot: row.slot,
+        token_start,
+        num_top: num_top.max(0) as u32,
+        target_ids: sequence.prompt[first..last].to_vec(),
+    })
+}

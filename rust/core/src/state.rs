@@ -1,0 +1,206 @@
+//! Everything that the control plane knows between two steps, and the moves that more than one part makes: a sequence
+//! gets a slot, is preempted, ends, retires.
+
+use std::collections::VecDeque;
+
+use crate::arena::{ArenaLayout, OutputLayout};
+use crate::cache::CacheGroup;
+use crate::config::{ConfigError, CoreConfig};
+use crate::ids::SlotId;
+use crate::outputs::Outputs;
+use crate::plan::InFlight;
+use crate::protocol::EngineStats;
+use crate::queue::{Queue, QueueKey};
+use crate::request::{RequestIdx, Table};
+use crate::sequence::{Holding, SeqIdx, State};
+
+/// Which sequence sits in which slot.
+#[derive(Debug)]
+pub struct Slots {
+    free: Vec<SlotId>,
+    owner: Vec<Option<SeqIdx>>,
+}
+
+impl Slots {
+    /// Low slots are taken first, so that few rows sit close together.
+    fn new(num_slots: u32) -> Self {
+        Self {
+            free: (0..num_slots).rev().map(SlotId).collect(),
+            owner: vec![None; num_slots as usize],
+        }
+    }
+
+    pub fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    pub fn take(&mut self, seq: SeqIdx) -> Option<SlotId> {
+        let slot = self.free.pop()?;
+        self.owner[slot.0 as usize] = Some(seq);
+        Some(slot)
+    }
+
+    fn release(&mut self, slot: SlotId) {
+        let owner = self.owner[slot.0 as usize].take();
+        assert!(owner.is_some(), "slot {} released twice", slot.0);
+        self.free.push(slot);
+    }
+
+    pub fn owner(&self, slot: SlotId) -> Option<SeqIdx> {
+        self.owner.get(slot.0 as usize).copied().flatten()
+    }
+
+    pub fn num_free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    pub fn owners(&self) -> impl Iterator<Item = (SlotId, SeqIdx)> {
+        (0..)
+            .zip(&self.owner)
+            .filter_map(|(slot, owner)| owner.map(|seq| (SlotId(slot), seq)))
+    }
+}
+
+#[derive(Debug)]
+pub struct EngineState {
+    pub config: CoreConfig,
+    pub arena_layout: ArenaLayout,
+    pub output_layout: OutputLayout,
+    pub cache: CacheGroup,
+    pub slots: Slots,
+    pub table: Table,
+    /// Sequences in state `Running`, in the order of their keys.
+    pub running: Vec<SeqIdx>,
+    pub queue: Queue,
+    pub in_flight: VecDeque<InFlight>,
+    pub outputs: Outputs,
+    pub stats: EngineStats,
+    pub num_arrivals: u64,
+    /// The first in the queue did not fit; not tried again before so many blocks are free.
+    pub blocked: Option<(QueueKey, u32)>,
+    pub is_draining: bool,
+}
+
+impl EngineState {
+    pub fn new(config: CoreConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            arena_layout: ArenaLayout::new(&config)?,
+            output_layout: OutputLayout::new(&config)?,
+            cache: CacheGroup::new(
+                config.block_size,
+                config.num_blocks,
+                config.enable_prefix_caching,
+                config.hash_seed,
+            ),
+            slots: Slots::new(config.max_running()),
+            table: Table::default(),
+            running: Vec::new(),
+            queue: Queue::new(config.max_queued_requests, config.max_queued_tokens),
+            in_flight: VecDeque::new(),
+            outputs: Outputs::default(),
+            stats: EngineStats::default(),
+            num_arrivals: 0,
+            blocked: None,
+            is_draining: false,
+            config,
+        })
+    }
+
+    /// Nothing runs, waits or is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.table.num_requests() == 0
+    }
+
+    /// Brings the gauges up to date.
+    pub fn refresh_stats(&mut self) {
+        self.stats.num_running = self.running.len() as u32;
+        self.stats.num_waiting = self.queue.len() as u32;
+        self.stats.num_blocks = self.config.num_blocks - 1;
+        self.stats.num_free_blocks = self.cache.num_free();
+    }
+
+    /// Puts a sequence that has its slot and blocks among the running ones.
+    pub fn insert_running(&mut self, seq: SeqIdx) {
+        let key = self.table.seq(seq).key;
+        let at = self
+            .running
+            .partition_point(|other| self.table.seq(*other).key < key);
+        self.running.insert(at, seq);
+    }
+
+    /// Takes the blocks and the slot of a running sequence without rows in flight, and queues it in its old turn. The
+    /// caller takes it out of `running`.
+    pub fn preempt(&mut self, seq: SeqIdx) {
+        let sequence = self.table.seq_mut(seq);
+        assert_eq!(
+            sequence.in_flight, 0,
+            "preempting {:?} in flight",
+            sequence.key
+        );
+        let state = std::mem::replace(&mut sequence.state, State::Waiting);
+        let key = sequence.key;
+        sequence.forget_computed();
+        if let State::Running(holding) = state {
+            self.release(holding);
+        }
+        self.queue.push(key, seq);
+        self.stats.num_preemptions += 1;
+    }
+
+    fn release(&mut self, holding: Holding) {
+        self.cache.release(holding.blocks);
+        self.slots.release(holding.slot);
+    }
+
+    /// Ends a sequence, whatever its state. What it holds is free once its last row in flight has retired. Sequences
+    /// that were parked behind it are queued. A running one stays in `running` until `drop_ended`.
+    pub fn end(&mut self, seq: SeqIdx) {
+        let sequence = self.table.seq_mut(seq);
+        let (key, request, leads) = (sequence.key, sequence.request, sequence.leads);
+        sequence.leads = false;
+        let state = std::mem::replace(&mut sequence.state, State::Waiting);
+        let in_flight = sequence.in_flight > 0;
+        if leads {
+            self.queue_parked(request);
+        }
+        match state {
+            State::Parked => {}
+            State::Waiting => self.queue.remove(key),
+            State::Ending(_) => panic!("{key:?} ends twice"),
+            State::Running(holding) if in_flight => {
+                self.table.seq_mut(seq).state = State::Ending(holding);
+            }
+            State::Running(holding) => self.release(holding),
+        }
+        self.table.end_sequence(seq);
+        if !in_flight {
+            self.table.remove_sequence(seq);
+        }
+    }
+
+    /// The last row in flight of an ended sequence has retired.
+    pub fn retire(&mut self, seq: SeqIdx) {
+        if let State::Ending(holding) = self.table.remove_sequence(seq).state {
+            self.release(holding);
+        }
+    }
+
+    /// Takes sequences that have ended out of `running`; before any place in the table is used again.
+    pub fn drop_ended(&mut self) {
+        let table = &self.table;
+        self.running.retain(|seq| table.is_running(*seq));
+    }
+
+    /// Lets the sequences that waited for their request's first one take their turns.
+    pub fn queue_parked(&mut self, request: RequestIdx) {
+        let sequences = self.table.request(request).sequences.clone();
+        for seq in sequences.into_iter().flatten() {
+            let sequence = self.table.seq_mut(seq);
+            if matches!(sequence.state, State::Parked) {
+                sequence.state = State::Waiting;
+                self.queue.push(sequence.key, seq);
+            }
+        }
+    }
+}
