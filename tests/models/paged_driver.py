@@ -41,12 +41,13 @@ class PagedDriver:
 
     def step(self, rows: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
         """Append tokens to slots, [(slot, token ids)]; logits [t, v] of all tokens. Rows of one token come first."""
-        ctx, token_id_t = self._context(rows)
+        ctx, token_id_t = self.context(rows)
         self.backend.prepare(ctx)
         with torch.inference_mode():
             return self.model.logits(self.model.forward(token_id_t, ctx.position_t, ctx))
 
-    def _context(self, rows: Sequence[tuple[int, Sequence[int]]]) -> tuple[ForwardContext, Tensor]:
+    def context(self, rows: Sequence[tuple[int, Sequence[int]]]) -> tuple[ForwardContext, Tensor]:
+        """The step that appends `rows`, and its token ids [t]."""
         slots, tokens, positions, mapping, starts, lengths = [], [], [], [], [0], []
         for slot, ids in rows:
             for i in range(self.lengths[slot], self.lengths[slot] + len(ids)):

@@ -32,7 +32,10 @@ def build_on_meta(config: NormalConfig, dtype: torch.dtype) -> Any:
     raw = deepcopy(dict(config.raw))
     if config.model_type not in transformers.CONFIG_MAPPING:
         raise _unknown(config)
-    hf_config = transformers.CONFIG_MAPPING[config.model_type].from_dict(raw)
+    try:
+        hf_config = transformers.CONFIG_MAPPING[config.model_type].from_dict(raw)
+    except Exception as error:  # foreign code with error classes of its own
+        raise ModelError(f"Transformers rejects config.json: {error}") from error
     known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
     if known is None or known.__name__ != config.architecture:
         raise _unknown(config)
@@ -40,7 +43,7 @@ def build_on_meta(config: NormalConfig, dtype: torch.dtype) -> Any:
     try:
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION)
-    except (ValueError, KeyError, AttributeError, ImportError) as error:
+    except Exception as error:  # foreign code, any error means the same
         raise ModelError(f"Transformers can't build {config.architecture} from this config.json: {error}") from error
     for module in model.modules():
         if isinstance(module, transformers.PreTrainedModel):  # this warning would read token ids on the host

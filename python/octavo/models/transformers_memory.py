@@ -55,14 +55,15 @@ def materialize(causal: Any, device: torch.device, frozen: list[FrozenRope]) -> 
         module.__dict__.pop(INITIALIZED, None)
     for parameter in causal.parameters():
         setattr(parameter, INITIALIZED, True)
-    floats = {name: buffer for name, buffer in causal.named_buffers() if buffer.is_floating_point()}
-    for buffer in floats.values():
+    stored = causal.state_dict().keys()
+    computed = {name: x for name, x in causal.named_buffers() if name not in stored and x.is_floating_point()}
+    for buffer in computed.values():
         buffer.fill_(torch.nan)
     causal.initialize_weights()
     for rope in frozen:
         rope.module.get_buffer("inv_freq").copy_(rope.frequency_f)
         rope.module.get_buffer("original_inv_freq").copy_(rope.frequency_f)
-    left = [name for name, buffer in floats.items() if buffer.isnan().any()]
+    left = [name for name, buffer in computed.items() if buffer.isnan().any()]
     left += [
         f"{name}.{attribute}"
         for name, module in causal.named_modules()

@@ -136,6 +136,8 @@ def probe(causal: Any, config: NormalConfig) -> Probed:
 
     The decoder is the first module that the causal LM's forward calls; what follows it there is the head.
     """
+    if any(isinstance(module, nn.Conv1d) for module in causal.modules()):
+        raise ModelError(f"{config.architecture} has convolutions over tokens, whose state Octavo does not keep")
     handler = Probe(
         architecture=config.architecture,
         layer_types=getattr(causal.config, "layer_types", None),
@@ -146,7 +148,9 @@ def probe(causal: Any, config: NormalConfig) -> Probed:
     try:
         with handled_by(handler), calls.recorded(causal), _experts_on_meta(causal):
             causal(input_ids=token_id, position_ids=token_id, use_cache=False)
-    except (RuntimeError, NotImplementedError, TypeError, KeyError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # foreign code, any error means the same
         raise ModelError(f"{config.architecture} can't run on packed tokens: {error}") from error
     if len(handler.specs) != config.num_layers:
         raise ModelError(
