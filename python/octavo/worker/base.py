@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from octavo._core import Core, StepPlan
 from octavo.config import EngineConfig
 from octavo.protocol import ModelFacts
+
+if TYPE_CHECKING:
+    from octavo._core import Core, StepPlan
 
 Progress = Callable[[str, float], None]
 """(stage, fraction done in 0..1): "config", "weights", "memory", "graphs"."""
@@ -23,6 +25,8 @@ class Runner(Protocol):
     config: EngineConfig
     """As given, with every value resolved that depends on the model or the device."""
     facts: ModelFacts
+    config: EngineConfig
+    """Resolved: no None, no auto."""
 
     def attach(self, core: Core) -> None:
         """Allocate arenas by the core's layouts and register them. Once, before the first launch."""

@@ -1,0 +1,57 @@
+"""Presence, frequency and repetition penalties, from counts kept per slot on the device.
+
+Counts are rebuilt at admission from the tokens the sequence has, and then follow the tokens chosen. Order as in vLLM:
+repetition (over prompt and output; Keskar et al. 2019, section 4.1), then frequency and presence (over output).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.sampling.base import AdmittedRow, SampledRows
+from octavo.sampling.tables import SlotTable, VocabTable
+
+
+class Penalties:
+    """See `SamplingParams.presence_penalty`, `frequency_penalty` and `repetition_penalty`."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._presence = SlotTable(num_slots, 0.0, torch.float32, device)
+        self._frequency = SlotTable(num_slots, 0.0, torch.float32, device)
+        self._repetition = SlotTable(num_slots, 1.0, torch.float32, device)
+        self._in_prompt = VocabTable(num_slots, vocab_size, 0, torch.bool, device)
+        self._count = VocabTable(num_slots, vocab_size, 0, torch.int32, device)
+
+    def admit(self, row: AdmittedRow) -> bool:
+        presence = row.params.get("presence_penalty", 0.0)
+        frequency = row.params.get("frequency_penalty", 0.0)
+        repetition = row.params.get("repetition_penalty", 1.0)
+        self._presence.stage(row.slot, presence)
+        self._frequency.stage(row.slot, frequency)
+        self._repetition.stage(row.slot, repetition)
+        if (presence, frequency, repetition) == (0.0, 0.0, 1.0):
+            return False
+        prompt_ids = np.unique(row.prompt_ids).astype(np.int64)
+        self._in_prompt.stage(row.slot, prompt_ids, np.ones(len(prompt_ids), dtype=np.int64))
+        output_ids, counts = np.unique(row.output_ids, return_counts=True)
+        self._count.stage(row.slot, output_ids.astype(np.int64), counts.astype(np.int64))
+        return True
+
+    def flush(self) -> None:
+        for table in (self._presence, self._frequency, self._repetition, self._in_prompt, self._count):
+            table.flush()
+
+    def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
+        count_sv = self._count.data[rows.slot_s]
+        in_output_sv = count_sv > 0
+        repetition_s1 = self._repetition.data[rows.slot_s].unsqueeze(1)
+        seen_sv = self._in_prompt.data[rows.slot_s] | in_output_sv
+        scaled_sv = torch.where(logits_sv > 0, logits_sv / repetition_s1, logits_sv * repetition_s1)
+        logits_sv.copy_(torch.where(seen_sv, scaled_sv, logits_sv))
+        logits_sv.sub_(self._frequency.data[rows.slot_s].unsqueeze(1) * count_sv)
+        logits_sv.sub_(self._presence.data[rows.slot_s].unsqueeze(1) * in_output_sv)
+
+    def observe(self, rows: SampledRows, token_s: Tensor) -> None:
+        self._count.data[rows.slot_s, token_s] += 1

@@ -1,0 +1,106 @@
+"""Facts about the device that steps will run on: what memory planning and defaults need, and nothing more.
+
+Torch is imported only where CUDA is asked for, so that the fake runner needs none.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import ConfigError
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Names in /proc/cpuinfo (x86 `flags`, Arm `Features`) of instructions that multiply bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """`free_bytes` is what nobody uses now; on CUDA, Octavo's own context is already counted as used."""
+
+    kind: str
+    """"cpu" or "cuda"."""
+    name: str
+    total_bytes: int
+    free_bytes: int
+    num_cores: int
+    """Physical cores that this process may use."""
+    has_bfloat16: bool
+    """Whether it computes in bfloat16 natively."""
+
+
+def find_device(choice: str) -> DeviceFacts:
+    """Facts of the device that `--device` names; "auto" takes CUDA where there is one."""
+    if choice == "cpu":
+        return cpu_facts()
+    import torch
+
+    if torch.cuda.is_available():
+        return cuda_facts()
+    if choice == "cuda":
+        raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu", "device")
+    return cpu_facts()
+
+
+def cuda_facts() -> DeviceFacts:
+    """The current CUDA device. Creates its context."""
+    import torch
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return DeviceFacts(
+        kind="cuda",
+        name=torch.cuda.get_device_name(),
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        num_cores=physical_cores(),
+        has_bfloat16=torch.cuda.get_device_capability() >= (8, 0),
+    )
+
+
+def cpu_facts() -> DeviceFacts:
+    """This machine's memory (or the control group's share of it) and the cores that this process may use."""
+    total_bytes, free_bytes = _memory()
+    num_cores = physical_cores()
+    has_bfloat16 = not BF16_FLAGS.isdisjoint(_cpu_flags())
+    return DeviceFacts("cpu", f"CPU, {num_cores} cores", total_bytes, free_bytes, num_cores, has_bfloat16)
+
+
+def _read(path: str) -> str:
+    """A file of /proc or /sys; empty where the system has none."""
+    file = Path(path)
+    return file.read_text() if file.is_file() else ""
+
+
+def _cpu_flags() -> set[str]:
+    for line in _read("/proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return set()
+
+
+def _memory() -> tuple[int, int]:
+    """(total, available) bytes, not more than a version 2 control group allows."""
+    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines())
+    if "MemAvailable" in fields:
+        total = int(fields["MemTotal"].split()[0]) * 1024
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    else:
+        total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    if limit.isdigit() and int(limit) < total:
+        total = int(limit)
+        available = min(available, total - int(_read("/sys/fs/cgroup/memory.current")))
+    return total, available
+
+
+def physical_cores() -> int:
+    """Cores in this process's affinity mask, hyperthreads counted once, capped by the control group's CPU quota."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cpus = os.sched_getaffinity(0)
+    siblings = {_read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    limit = max(1, int(quota) // int(period)) if quota.isdigit() else len(siblings)
+    return max(1, min(len(siblings), limit))

@@ -1,0 +1,27 @@
+"""The KV cache: one tensor a layer, zeroed once, so that what padding rows read from the null block is a number.
+
+Shape: [num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.attention.base import AttentionSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def allocate_kv_cache(
+    specs: Sequence[AttentionSpec], *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """One cache a spec, in the order of `AttentionSpec.layer`."""
+    ordered = sorted(specs, key=lambda spec: spec.layer)
+    assert [spec.layer for spec in ordered] == list(range(len(ordered))), "layers index the list of caches"
+    return [
+        torch.zeros((num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim), dtype=dtype, device=device)
+        for spec in ordered
+    ]

@@ -1,0 +1,243 @@
+"""The memory plan: what weights, activations, graphs and the KV cache will take, before anything is allocated.
+
+`plan_memory` is arithmetic over facts; `make_plan` collects the facts. When something can't fit, the error names the
+flag to change and the value that works.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.worker.device import DeviceFacts, find_device
+from octavo.worker.resolve import Limits, limits_of, resolve_config
+
+if TYPE_CHECKING:
+    from octavo.models.config import NormalConfig
+    from octavo.models.sources import ModelSource
+    from octavo.worker.base import Progress
+
+GIB = 1 << 30
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_CHUNK_LOGITS = 1 << 24
+"""Logits that exist at a time: the runner samples so many rows at once that rows * vocabulary stays below."""
+LOGIT_BYTES = 40
+"""Peak bytes a logit while sampling: logits and a copy in two precisions, sorted values and indices, integer weights
+and their sums."""
+CPU_CACHE_BYTES = 4 * GIB
+CUDA_RESERVE_BYTES = 512 << 20
+"""For what is not counted: library workspaces, fragmentation, graph bookkeeping of the driver."""
+GRAPH_BYTES = 16 << 20
+"""A captured graph's own memory, roughly; intermediate tensors are in `activation_bytes`."""
+USEFUL_BATCHES = 4
+"""Without an explicit size, the cache holds at most so many full batches of the longest context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes that a resolved config needs beside the KV cache."""
+
+    weight_bytes: int
+    activation_bytes: int
+    sampling_bytes: int
+    graph_bytes: int
+
+    @property
+    def total(self) -> int:
+        return self.weight_bytes + self.activation_bytes + self.sampling_bytes + self.graph_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The outcome. `config` is fully resolved."""
+
+    config: EngineConfig
+    device: DeviceFacts
+    usage: Usage
+    kv_token_bytes: int
+    num_blocks: int
+    max_model_len: int
+    limits: Limits
+    source: ModelSource
+    model: NormalConfig
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_blocks * self.limits.block_size * self.kv_token_bytes
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the cache holds (block 0 is the null block)."""
+        return (self.num_blocks - 1) * self.limits.block_size
+
+    def concurrency(self, length: int) -> float:
+        """Sequences of `length` tokens that run at once, as the cache and `max_num_seqs` allow."""
+        blocks = math.ceil(length / self.limits.block_size)
+        return min((self.num_blocks - 1) / blocks, self.limits.max_num_seqs)
+
+    def report(self) -> str:
+        """Lines for people."""
+        device, limits, usage = self.device, self.limits, self.usage
+        lengths = sorted({n for n in (1024, 4096, 16384, 65536) if n < self.max_model_len} | {self.max_model_len})
+        concurrency = ", ".join(f"{self.concurrency(n):.1f} x {n}" for n in lengths)
+        num_graphs = len(self.config.execution.cuda_graph_sizes)
+        blocks = f"{self.num_blocks} blocks of {limits.block_size} tokens, {self.kv_token_bytes / 1024:.1f} KiB a token"
+        rows = [
+            ("model", f"{self.config.model.model} ({self.model.architecture}, {self.config.model.dtype})"),
+            ("device", f"{device.name}, {_gib(device.free_bytes)} free of {_gib(device.total_bytes)}"),
+            ("weights", _gib(usage.weight_bytes)),
+            ("activations", f"{_gib(usage.activation_bytes)}  {limits.max_num_batched_tokens} tokens a step"),
+            ("sampling", f"{_gib(usage.sampling_bytes)}  {limits.max_num_seqs} sequences a step"),
+            ("graphs", f"{_gib(usage.graph_bytes)}  {num_graphs} sizes"),
+            ("KV cache", f"{_gib(self.kv_bytes)}  {blocks}"),
+            ("longest context", f"{self.max_model_len} tokens; the cache holds {self.num_kv_tokens}"),
+            ("concurrency", f"{concurrency} tokens"),
+        ]
+        return "\n".join(f"{name:<17}{value}" for name, value in rows)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def kv_token_bytes(model: NormalConfig, dtype: str) -> int:
+    """Bytes of K and V of one token in all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
+
+
+def usage_of(config: EngineConfig, model: NormalConfig, weight_bytes: int) -> Usage:
+    """Bytes of a resolved config beside the KV cache. Activations: the sum of what a layer makes, an upper bound."""
+    item = DTYPE_BYTES[config.model.dtype]
+    limits = limits_of(config)
+    max_num_seqs = limits.max_num_seqs
+    query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    per_token = item * (4 * model.hidden_size + 2 * query + 2 * key + 3 * model.intermediate_size)
+    per_token += 4 * (2 * model.hidden_size + query + key) + 4 * 8
+    chunk_rows = min(max_num_seqs, max(1, MAX_CHUNK_LOGITS // model.vocab_size))
+    counts_and_masks = 6 * (max_num_seqs + 1) * model.vocab_size
+    sizes = config.execution.cuda_graph_sizes
+    return Usage(
+        weight_bytes=weight_bytes,
+        activation_bytes=limits.max_num_batched_tokens * per_token,
+        sampling_bytes=chunk_rows * model.vocab_size * LOGIT_BYTES + counts_and_masks,
+        graph_bytes=len(sizes) * GRAPH_BYTES,
+    )
+
+
+def cache_blocks(config: EngineConfig, device: DeviceFacts, usage: Usage, block_bytes: int, useful_blocks: int) -> int:
+    """Blocks of the KV cache, as flags and memory allow; ConfigError when not even the rest fits."""
+    room = usable_bytes(config, device) - usage.total
+    if room < 2 * block_bytes:
+        what = f"weights and activations take {_gib(usage.total)}"
+        _does_not_fit(config, device, usage.total + 2 * block_bytes, what)
+    blocks, asked = config.cache.num_gpu_blocks_override, config.cache.kv_cache_memory_bytes
+    if blocks is not None:
+        if blocks * block_bytes > room:
+            raise ConfigError(
+                f"--num-gpu-blocks-override {blocks}: memory holds {room // block_bytes} blocks;"
+                f" use --num-gpu-blocks-override {room // block_bytes}",
+                "num_gpu_blocks_override",
+            )
+        return blocks
+    if asked is not None:
+        if asked > room:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes {asked}: only {room} bytes are left beside weights and activations;"
+                f" use --kv-cache-memory-bytes {room}",
+                "kv_cache_memory_bytes",
+            )
+        return asked // block_bytes
+    budget = room if device.kind == "cuda" else min(room, device.free_bytes // 4, CPU_CACHE_BYTES)
+    return min(budget // block_bytes, useful_blocks)
+
+
+def usable_bytes(config: EngineConfig, device: DeviceFacts) -> int:
+    """Bytes that Octavo may still allocate."""
+    if device.kind == "cpu":
+        return device.free_bytes
+    in_use = device.total_bytes - device.free_bytes
+    share = int(device.total_bytes * config.cache.gpu_memory_utilization)
+    return min(share - in_use, device.free_bytes) - CUDA_RESERVE_BYTES
+
+
+def _does_not_fit(config: EngineConfig, device: DeviceFacts, need_bytes: int, what: str, *others: str) -> NoReturn:
+    """Raise the error: what does not fit, and each change that would make it fit."""
+    ways = list(others)
+    if device.kind == "cuda":
+        in_use = device.total_bytes - device.free_bytes
+        share = math.ceil(100 * (need_bytes + CUDA_RESERVE_BYTES + in_use) / device.total_bytes) / 100
+        if config.cache.gpu_memory_utilization < share <= 0.98:
+            ways.append(f"--gpu-memory-utilization {share:.2f}")
+    if not ways:
+        if limits_of(config).max_num_batched_tokens > 1024:
+            ways.append("--max-num-batched-tokens 1024")
+        if config.model.dtype == "float32":
+            ways.append("--dtype bfloat16")
+        ways.append(f"a device with {_gib(need_bytes)} free")
+    usable = _gib(max(0, usable_bytes(config, device)))
+    raise ConfigError(f"the model does not fit: {what}, usable on {device.name}: {usable}; use {' or '.join(ways)}")
+
+
+def plan_memory(
+    config: EngineConfig, source: ModelSource, model: NormalConfig, device: DeviceFacts, weight_bytes: int
+) -> MemoryPlan:
+    """Size the cache of a config that `resolve_config` made. ConfigError names the flag and value that would fit."""
+    limits = limits_of(config)
+    usage = usage_of(config, model, weight_bytes)
+    token_bytes = kv_token_bytes(model, config.model.dtype)
+    asked = config.model.max_model_len
+    wanted_len = asked if isinstance(asked, int) else model.max_position_embeddings
+    useful_blocks = USEFUL_BATCHES * limits.max_num_seqs * math.ceil(wanted_len / limits.block_size) + 1
+    num_blocks = cache_blocks(config, device, usage, token_bytes * limits.block_size, useful_blocks)
+    max_model_len = _context(config, device, usage, num_blocks, token_bytes, wanted_len)
+    return MemoryPlan(
+        config=replace(config, model=replace(config.model, max_model_len=max_model_len)),
+        device=device,
+        usage=usage,
+        kv_token_bytes=token_bytes,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        limits=limits,
+        source=source,
+        model=model,
+    )
+
+
+def _context(
+    config: EngineConfig, device: DeviceFacts, usage: Usage, num_blocks: int, token_bytes: int, wanted_len: int
+) -> int:
+    """The context asked for if `num_blocks` hold it, for "auto" the longest that they hold; else an error."""
+    block_size = limits_of(config).block_size
+    fit_len = max(0, num_blocks - 1) * block_size
+    if wanted_len <= fit_len:
+        return wanted_len
+    if config.model.max_model_len == "auto" and fit_len:
+        return fit_len
+    blocks = math.ceil(wanted_len / block_size) + 1
+    kv_bytes = blocks * block_size * token_bytes
+    ways = [f"--max-model-len {fit_len}"] if fit_len else []
+    if config.cache.num_gpu_blocks_override is not None:
+        ways.append(f"--num-gpu-blocks-override {blocks}")
+    elif device.kind == "cpu" and kv_bytes <= usable_bytes(config, device) - usage.total:
+        ways.append(f"--kv-cache-memory-bytes {kv_bytes}")
+    need, have = _gib(kv_bytes), _gib(fit_len * token_bytes)
+    what = f"a context of {wanted_len} tokens takes {need} of KV cache, {have} are there"
+    _does_not_fit(config, device, usage.total + kv_bytes, what, *ways)
+
+
+def make_plan(config: EngineConfig, progress: Progress | None = None) -> MemoryPlan:
+    """Find model and device, resolve the config, and plan. Reads no weights. Errors: ConfigError, ModelError."""
+    from octavo.models.config import normalize_config
+    from octavo.models.registry import weight_bytes
+    from octavo.models.sources import resolve_source
+    from octavo.worker.kv_cache import DTYPES
+
+    source = resolve_source(config.model, progress or (lambda stage, fraction: None))
+    model = normalize_config(source.raw_config, source.generation_config)
+    device = find_device(config.execution.device)
+    resolved = resolve_config(config, device, model.max_position_embeddings)
+    num_bytes = weight_bytes(model, DTYPES[resolved.model.dtype])
+    return plan_memory(resolved, source, model, device, num_bytes)

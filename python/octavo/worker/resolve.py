@@ -1,0 +1,104 @@
+"""Fills in what the config tree leaves open once the model and the device are known. Pure.
+
+Not here: sizes that depend on memory (memory.py): `max_model_len` auto and the number of blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.worker.device import DeviceFacts
+
+DEFAULTS = {
+    "cpu": {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "overlap_depth": 1},
+    "cuda": {"block_size": 64, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "overlap_depth": 2},
+}
+BACKENDS = {"cpu": "cpu", "cuda": "triton"}
+"""The attention backend that "auto" takes; as `octavo.attention.base.default_backend`, without torch."""
+GRAPH_BACKENDS = frozenset({"triton"})
+"""Backends that can run in a CUDA graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of a resolved config, which are never None."""
+
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    overlap_depth: int
+    cpu_threads: int
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    """The sizes of a config that `resolve_config` made."""
+    values = (
+        config.cache.block_size,
+        config.scheduler.max_num_seqs,
+        config.scheduler.max_num_batched_tokens,
+        config.scheduler.overlap_depth,
+        config.execution.cpu_threads,
+    )
+    known = [value for value in values if value is not None]
+    assert len(known) == len(values), "resolve_config comes first"
+    return Limits(*known)
+
+
+def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int) -> EngineConfig:
+    """The tree with every None and auto filled in but `max_model_len="auto"`. `max_position` is the model's context."""
+    defaults = DEFAULTS[device.kind]
+    scheduler = replace(
+        config.scheduler,
+        max_num_seqs=config.scheduler.max_num_seqs or defaults["max_num_seqs"],
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or defaults["max_num_batched_tokens"],
+        overlap_depth=config.scheduler.overlap_depth or defaults["overlap_depth"],
+    )
+    backend = config.execution.attention_backend
+    backend = BACKENDS[device.kind] if backend == "auto" else backend
+    if backend == "cpu" and device.kind == "cuda":
+        raise ConfigError("--attention-backend cpu contradicts the CUDA device: add --device cpu", "attention_backend")
+    eager = config.execution.enforce_eager or device.kind == "cpu" or backend not in GRAPH_BACKENDS
+    sizes = config.execution.cuda_graph_sizes or graph_sizes(scheduler.max_num_seqs or defaults["max_num_seqs"])
+    execution = replace(
+        config.execution,
+        device=device.kind,
+        attention_backend=backend,
+        enforce_eager=eager,
+        cuda_graph_sizes=[] if eager else sorted(set(sizes)),
+        cpu_threads=config.execution.cpu_threads or device.num_cores,
+    )
+    model = replace(
+        config.model,
+        dtype=_dtype(config.model.dtype, device),
+        max_model_len=_max_model_len(config.model.max_model_len, max_position),
+    )
+    cache = replace(config.cache, block_size=config.cache.block_size or defaults["block_size"])
+    return replace(config, model=model, cache=cache, scheduler=scheduler, execution=execution)
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Row counts to capture: powers of two, the midpoints between them from 32 on, and the largest batch."""
+    powers = [1 << i for i in range(max_num_seqs.bit_length())]
+    midpoints = [power * 3 // 2 for power in powers if power >= 32]
+    return sorted({size for size in powers + midpoints if size < max_num_seqs} | {max_num_seqs})
+
+
+def _dtype(choice: str, device: DeviceFacts) -> str:
+    if choice != "auto":
+        return choice
+    if device.has_bfloat16:
+        return "bfloat16"
+    return "float16" if device.kind == "cuda" else "float32"
+
+
+def _max_model_len(choice: int | str | None, max_position: int) -> int | str:
+    if choice is None:
+        return max_position
+    if isinstance(choice, int) and choice > max_position:
+        raise ConfigError(
+            f"--max-model-len {choice}: the model's positions end at {max_position}; use at most {max_position}",
+            "max_model_len",
+        )
+    return choice

@@ -1,0 +1,258 @@
+"""The runner that executes plans with PyTorch: upload, update, forward; sample; wait. What runs is the plan's business.
+
+Nothing in `launch` or `sample` waits for the device. Not here: how tokens are chosen (octavo.sampling), how attention
+reads the cache (octavo.attention), how big everything is (memory.py).
+
+Shape suffixes: t tokens, s sampled rows, m model dim.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention.base import ForwardContext, make_backend
+from octavo.config import EngineConfig
+from octavo.models.loader import load_model
+from octavo.sampling.base import SampledRows
+from octavo.sampling.logprobs import TokenLogprobs
+from octavo.sampling.prompt_logprobs import prompt_logprobs
+from octavo.sampling.sampler import Sampler
+from octavo.sampling.tables import start_download, upload
+from octavo.worker.base import Progress
+from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
+from octavo.worker.facts import model_facts
+from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
+from octavo.worker.memory import MAX_CHUNK_LOGITS, make_plan
+from octavo.worker.slots import Slots
+from octavo.worker.step_kernels import StepKernels
+
+if TYPE_CHECKING:
+    from octavo._core import Core, StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What `sample` needs of the step that `launch` started."""
+
+    hidden_tm: Tensor
+    arrays: StepArrays
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of a prompt row on their way to the host."""
+
+    slot: int
+    on_host: TokenLogprobs
+
+
+class TorchRunner:
+    """See `octavo.worker.base.Runner`."""
+
+    def __init__(self, config: EngineConfig, progress: Progress) -> None:
+        progress("config", 0.0)
+        self.plan = make_plan(config, progress)
+        self.config = self.plan.config
+        self.num_blocks = self.plan.num_blocks
+        logger.info("memory plan:\n%s", self.plan.report())
+        self._progress = progress
+        self._limits = self.plan.limits
+        self._device = torch.device(self.config.execution.device)
+        if self._device.type == "cpu":
+            torch.set_num_threads(self._limits.cpu_threads)
+        self._load()
+        self.facts = model_facts(
+            self.config,
+            num_blocks=self.num_blocks,
+            vocab_size=self._model.vocab_size,
+            eos_token_ids=self.plan.model.eos_token_ids,
+            generation_config=self.plan.source.generation_config,
+            tokenizer_path=self.plan.source.tokenizer_path,
+        )
+
+    @torch.inference_mode()
+    def _load(self) -> None:
+        """Everything on the device whose size does not depend on the arenas."""
+        plan, limits, device = self.plan, self._limits, self._device
+        dtype = DTYPES[self.config.model.dtype]
+        self._backend = make_backend(self.config.execution.attention_backend, num_threads=limits.cpu_threads)
+        self._model = load_model(
+            plan.source,
+            plan.model,
+            device=device,
+            dtype=dtype,
+            load_format=self.config.model.load_format,
+            seed=self.config.model.seed,
+            max_model_len=plan.max_model_len,
+            progress=self._progress,
+        )
+        self._model.set_attention_backend(self._backend)
+        self._progress("memory", 0.0)
+        self._kv_cache = allocate_kv_cache(
+            self._model.attention_specs,
+            num_blocks=plan.num_blocks,
+            block_size=limits.block_size,
+            dtype=dtype,
+            device=device,
+        )
+        self._slots = Slots(limits.max_num_seqs, math.ceil(plan.max_model_len / limits.block_size), device)
+        self._sampler = Sampler(vocab_size=self._model.vocab_size, num_slots=limits.max_num_seqs, device=device)
+        self._kernels = StepKernels(device, limits.block_size)
+        self._graphs = DecodeGraphs(self.config.execution.cuda_graph_sizes)
+
+    @torch.inference_mode()
+    def attach(self, core: Core) -> None:
+        """Allocate and register arenas; on CUDA also run the largest steps once, so that kernels are compiled, memory
+        is taken, and the first request waits for neither."""
+        count = self._limits.overlap_depth + 1
+        self._core = core
+        self._arenas = StepArenas(core.arena_layout, count=count, null_slot=self._slots.null_slot, device=self._device)
+        self._outputs = OutputArenas(core.output_layout, count=count, device=self._device)
+        self._prompt_logprobs: list[list[PromptLogprobs]] = [[] for _ in range(count)]
+        self._events = _events(count, self._device)
+        core.register(
+            [array.data for array in self._arenas.host_arrays], [array.data for array in self._outputs.host_arrays]
+        )
+        if self._device.type == "cuda":
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        self._progress("graphs", 0.0)
+        arenas, tokens, context = self._arenas, self._limits.max_num_batched_tokens, self.plan.max_model_len
+        length = min(tokens, context)
+        arenas.fill_null_rows(0, tokens // length, length)
+        self._forward(arenas.upload(0), tokens // length, 0, tokens // length * length, length, length)
+        for size in self.config.execution.cuda_graph_sizes[-1:]:
+            arenas.fill_null_rows(0, size, 1)
+            self._decode(arenas.upload(0), size)
+        torch.cuda.synchronize()
+        self._progress("graphs", 1.0)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        """See `Runner.launch`."""
+        only_decodes = plan.num_rows == plan.num_decode_rows
+        size = self._graphs.size_for(plan.num_rows) if only_decodes else None
+        if size is not None:
+            self._arenas.pad(plan.arena, plan.num_rows, size)
+        arena = self._arenas.upload(plan.arena)
+        update_u3, copy_c2 = self._arenas.updates(arena, plan)
+        self._kernels.apply_updates(self._slots.block_table_sb, update_u3, self._kv_cache, copy_c2)
+        if size is not None:
+            self._launched = self._decode(arena, size)
+        else:
+            self._launched = self._forward(
+                arena, plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len
+            )
+
+    def _forward(
+        self, arena: Tensor, num_rows: int, num_decode_rows: int, num_tokens: int, max_query_len: int, max_kv_len: int
+    ) -> Launched:
+        """Run rows of any kind as they are."""
+        arrays = self._arenas.arrays(arena, num_rows, num_tokens)
+        tokens = self._kernels.prepare(arrays, self._slots)
+        ctx = ForwardContext(
+            kv_cache=self._kv_cache,
+            block_table_sb=self._slots.block_table_sb,
+            row_slot_r=arrays.row_slot_r,
+            query_start_r=arrays.query_start_r,
+            kv_len_r=arrays.kv_len_r,
+            position_t=tokens.position_t,
+            slot_mapping_t=tokens.slot_mapping_t,
+            block_size=self._limits.block_size,
+            num_rows=num_rows,
+            num_decode_rows=num_decode_rows,
+            num_tokens=num_tokens,
+            max_query_len=max_query_len,
+            max_kv_len=max_kv_len,
+        )
+        self._backend.prepare(ctx)
+        return Launched(self._model.forward(tokens.token_id_t, tokens.position_t, ctx), arrays)
+
+    def _decode(self, arena: Tensor, size: int) -> Launched:
+        """Run `size` decode rows, padding included, through their graph. The arena has one address and `prepare` makes
+        its tensors inside the graph, so a replay reads the step's own values."""
+        hidden = self._graphs.run(
+            size, lambda: self._forward(arena, size, size, size, 1, self.plan.max_model_len).hidden_tm
+        )
+        return Launched(hidden, self._arenas.arrays(arena, size, size))
+
+    @torch.inference_mode()
+    def sample(self, plan: StepPlan) -> None:
+        """See `Runner.sample`."""
+        if plan.num_new_rows:
+            self._sampler.admit(plan.new_rows)
+        hidden_tm, arrays = self._launched.hidden_tm, self._launched.arrays
+        if plan.prompt_logprob_rows:
+            self._score_prompts(plan, hidden_tm)
+        if plan.num_sampled:
+            self._sample_rows(plan, hidden_tm, arrays)
+        if self._events:
+            self._events[plan.arena].record()
+
+    def _sample_rows(self, plan: StepPlan, hidden_tm: Tensor, arrays: StepArrays) -> None:
+        """Tokens of rows [0, num_sampled), so many at a time that their logits stay small."""
+        count = plan.num_sampled
+        slot_s = arrays.row_slot_r[:count].long()
+        position_s = arrays.kv_len_r[:count].long()
+        if plan.num_rows == plan.num_decode_rows:
+            hidden_sm = hidden_tm[:count]
+        else:
+            hidden_sm = hidden_tm[arrays.query_start_r[1 : count + 1].long() - 1]
+        host_slots = self._arenas.host_slots(plan)
+        chunk = max(1, MAX_CHUNK_LOGITS // self._model.vocab_size)
+        for start in range(0, count, chunk):
+            part = slice(start, start + chunk)
+            rows = SampledRows(slot_s[part], position_s[part], host_slots[part])
+            sampled = self._sampler.sample(self._model.logits(hidden_sm[part]), rows)
+            self._slots.put_tokens(rows.slot_s, sampled.token_s)
+            self._outputs.write(plan.arena, start, sampled.token_s, sampled.logprobs)
+        self._outputs.download(plan.arena, needs_logprobs=plan.needs_logprobs)
+
+    def _score_prompts(self, plan: StepPlan, hidden_tm: Tensor) -> None:
+        """Start the logprobs of prompt tokens on their way to the host."""
+        chunk = max(1, MAX_CHUNK_LOGITS // self._model.vocab_size)
+        for row in plan.prompt_logprob_rows:
+            targets = np.frombuffer(row.target_ids, dtype="<i4").astype(np.int64)
+            if len(targets):
+                target_t = upload(targets, self._device)
+                hidden = hidden_tm[row.token_start : row.token_start + len(targets)]
+                scores = prompt_logprobs(hidden, target_t, row.num_top, self._model.logits, chunk)
+                on_host = TokenLogprobs(*map(start_download, scores))
+                self._prompt_logprobs[plan.arena].append(PromptLogprobs(row.slot, on_host))
+
+    def result(self, plan: StepPlan) -> int:
+        """See `Runner.result`. Prompt logprobs go to the core here, once they are on the host."""
+        if self._events:
+            self._events[plan.arena].synchronize()
+        arrived = self._prompt_logprobs[plan.arena]
+        for part in arrived:
+            ids, values, ranks = (tensor.numpy().data for tensor in part.on_host)
+            self._core.put_prompt_logprobs(part.slot, ids, values, ranks)
+        arrived.clear()
+        return plan.arena
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        self._graphs.close()
+        self._kv_cache.clear()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def _events(count: int, device: torch.device) -> list[torch.cuda.Event]:
+    """One an arena, to wait for its step; none on CPU, where a step is done when `sample` returns."""
+    make: Callable[[], torch.cuda.Event] = torch.cuda.Event
+    return [make() for _ in range(count)] if device.type == "cuda" else []

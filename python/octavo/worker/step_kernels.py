@@ -1,0 +1,55 @@
+"""The two kernels that turn an arena into a forward pass's inputs, from `octavo.kernels`.
+
+Triton on CUDA, plain PyTorch elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.worker.batch import StepArrays
+from octavo.worker.slots import Slots
+
+PACKAGES = {"cpu": "octavo.kernels.reference", "cuda": "octavo.kernels.triton"}
+
+
+class PreparedTokens(Protocol):
+    """int64 [t] each; see `octavo.kernels.reference.prepare.PreparedTokens`."""
+
+    token_id_t: Tensor
+    position_t: Tensor
+    slot_mapping_t: Tensor
+
+
+class StepKernels:
+    """Bound to a device and a block size."""
+
+    def __init__(self, device: torch.device, block_size: int) -> None:
+        package = PACKAGES[device.type]
+        self._block_size = block_size
+        self._prepare: Callable[..., PreparedTokens] = import_module(f"{package}.prepare").prepare_step
+        self._apply: Callable[..., None] = import_module(f"{package}.apply_updates").apply_updates
+
+    def apply_updates(
+        self, block_table_sb: Tensor, update_u3: Tensor, kv_caches: Sequence[Tensor], copy_c2: Tensor
+    ) -> None:
+        """Set block table entries (slot, index, block), then copy blocks (source, destination) in every layer."""
+        if update_u3.shape[0] or copy_c2.shape[0]:
+            self._apply(block_table_sb, update_u3, kv_caches, copy_c2)
+
+    def prepare(self, arrays: StepArrays, slots: Slots) -> PreparedTokens:
+        """Token ids (-1 replaced by the slot's newest token), positions, and where K and V go."""
+        return self._prepare(
+            arrays.token_id_t,
+            arrays.position_t,
+            arrays.row_slot_r,
+            arrays.query_start_r,
+            slots.block_table_sb,
+            slots.last_token_s,
+            block_size=self._block_size,
+        )
