@@ -25,8 +25,6 @@ class Runner(Protocol):
     config: EngineConfig
     """As given, with every value resolved that depends on the model or the device."""
     facts: ModelFacts
-    config: EngineConfig
-    """Resolved: no None, no auto."""
 
     def attach(self, core: Core) -> None:
         """Allocate arenas by the core's layouts and register them. Once, before the first launch."""
