@@ -18,15 +18,34 @@ from octavo.template_sandbox import make_environment, render
 Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TEXT_PARTS = ("text", "input_text", "output_text")
 # What a template is given by name: a request's chat_template_kwargs must not replace these.
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+RESERVED = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "add_special_tokens",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        *SPECIAL_TOKENS,
+    }
+)
 
 NO_TEMPLATE = (
     "this model has no chat template; start with --chat-template FILE (a Jinja template), "
     "or send text to /v1/completions"
 )
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for a variable that a request may not give a template."""
+    for name in kwargs:
+        if name in RESERVED or name.startswith("__"):
+            raise RequestError(f"chat_template_kwargs may not set {name[:80]!r}", param="chat_template_kwargs")
 
 
 class ChatTemplate:
@@ -97,9 +116,7 @@ class ChatTemplate:
         template = self._tool_template if tools else self._template
         if template is None:
             raise RequestError(NO_TEMPLATE, param="messages")
-        for name in kwargs:
-            if name in RESERVED or name in self.special_tokens or name.startswith("__"):
-                raise RequestError(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
+        check_template_kwargs(kwargs)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"

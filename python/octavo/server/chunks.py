@@ -137,7 +137,7 @@ class ChunkWriter:
         self._opened[choice] = True
         events = ""
         if self._shape.opening is not None:
-            events = f'{self._choice_head(choice)}{self._shape.opening},"logprobs":null,"finish_reason":null}}]}}\n\n'
+            events = self._event(choice, self._shape.opening, None, None)
         if self._echo is not None:
             text, logprobs = self._echo(choice, delta)
             body = f"{self._shape.before_text}{encode_basestring_ascii(text)}{self._shape.after_text}"

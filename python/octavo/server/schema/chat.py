@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.chat_template import check_template_kwargs
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.schema.parse import parse
@@ -39,9 +40,6 @@ class ChatRequest(CommonRequest):
         }
 
 
-_OPTIONS = ("add_special_tokens", "continue_final_message")
-
-
 def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[ChatRequest, SamplingParams]:
     """Check a body. `RequestError` names the field at fault."""
     refuse_unsupported(body)
@@ -51,9 +49,7 @@ def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Ch
         raise RequestError("messages must not be empty", param="messages")
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    for name in _OPTIONS:
-        if name in (request.chat_template_kwargs or {}):
-            raise RequestError(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
+    check_template_kwargs(request.chat_template_kwargs or {})
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise RequestError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.chat_template import check_template_kwargs
 from octavo.errors import RequestError
 from octavo.server.schema.parse import parse
 from octavo.server.schema.refused import refuse_unsupported
@@ -39,4 +40,5 @@ def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
     request = parse(TokenizeRequest, body)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
+    check_template_kwargs(request.chat_template_kwargs or {})
     return request
