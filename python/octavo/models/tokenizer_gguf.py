@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ SPACE = "▁"
 
 NEVER_MATCHED = -1e6
 """Score of unigram pieces that stand for bytes: text that spells one out must not become it."""
+
+USER_DEFINED_SCORE = -0.1
+"""SentencePiece's constant, whatever the file says: better than any log probability, and few pieces beat many."""
 
 ROLES = ("bos", "eos", "unk", "pad")
 ROLE_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -56,9 +60,10 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a `tokenizer.ggml.model` builds, and its defaults for flags that the file leaves out."""
+    """What a `tokenizer.ggml.model` builds, which types of tokens come before it, and defaults of absent flags."""
 
     build: Callable[[Vocabulary], Json]
+    added: tuple[int, ...]
     add_bos: Callable[[Vocabulary], bool]
     add_eos: bool = False
 
@@ -88,7 +93,7 @@ def _write(file: GGUFFile, kind: Kind, folder: Path) -> None:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(vocabulary),
+        "added_tokens": _added_tokens(vocabulary, kind.added),
         **kind.build(vocabulary),
         "post_processor": _post_processor(vocabulary, add_bos, add_eos),
     }
@@ -130,14 +135,11 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     return Vocabulary(path, meta, tokens, types, scores, roles)
 
 
-def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
-    """Tokens that are found in text before anything else: control ones are special, user-defined ones are not.
-
-    A user-defined piece with SentencePiece's blank can't be found in raw text; it is reached by merges.
-    """
+def _added_tokens(vocabulary: Vocabulary, kinds: tuple[int, ...]) -> list[Json]:
+    """Tokens of these types, found in text before anything else: user-defined ones are text, others are special."""
     out = []
     for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        if kind in (CONTROL, UNKNOWN) or (kind == USER_DEFINED and SPACE not in token):
+        if kind in kinds:
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             out.append({"id": token_id, "content": token, **flags, "special": kind != USER_DEFINED})
     return out
@@ -212,14 +214,28 @@ def _sentencepiece_bpe(vocabulary: Vocabulary) -> Json:
         unk_token=None if unk is None else vocabulary.tokens[unk],
         fuse_unk=True,
         byte_fallback=vocabulary.has_bytes(),
+        ignore_merges=USER_DEFINED in vocabulary.types,
     )
     prefix = vocabulary.flag("add_space_prefix", True)
     return {
         "normalizer": _normalizer(vocabulary, prefix),
-        "pre_tokenizer": None,
+        "pre_tokenizer": _user_defined(vocabulary),
         "decoder": _decoder(prefix),
         "model": model,
     }
+
+
+def _user_defined(vocabulary: Vocabulary) -> Json | None:
+    """Cuts normalized text at user-defined pieces, the longest first, as SentencePiece's BPE does.
+
+    Added tokens would not do: they are found in raw text (without U+2581), and text after one gets a blank in front.
+    The model takes a cut-out piece whole (`ignore_merges`).
+    """
+    pieces = [t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == USER_DEFINED]
+    if not pieces:
+        return None
+    pattern = "|".join(re.escape(piece) for piece in sorted(pieces, key=len, reverse=True))
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def merges_of_scores(vocabulary: Vocabulary) -> list[list[str]]:
@@ -244,7 +260,6 @@ def merges_of_scores(vocabulary: Vocabulary) -> list[list[str]]:
 
 def _unigram(vocabulary: Vocabulary) -> Json:
     prefix = vocabulary.flag("add_space_prefix", False)
-    scores = [NEVER_MATCHED if k == BYTE else s for s, k in zip(vocabulary.scores, vocabulary.types, strict=True)]
     return {
         "normalizer": _normalizer(vocabulary, prefix),
         "pre_tokenizer": None,
@@ -252,14 +267,24 @@ def _unigram(vocabulary: Vocabulary) -> Json:
         "model": {
             "type": "Unigram",
             "unk_id": vocabulary.roles.get("unk"),
-            "vocab": [[token, score] for token, score in zip(vocabulary.tokens, scores, strict=True)],
+            "vocab": [[t, score] for t, score in zip(vocabulary.tokens, _unigram_scores(vocabulary), strict=True)],
             "byte_fallback": vocabulary.has_bytes(),
         },
     }
 
 
+def _unigram_scores(vocabulary: Vocabulary) -> list[float]:
+    """The pieces' scores as SentencePiece uses them; log probabilities but for user-defined and byte pieces."""
+    fixed = {USER_DEFINED: USER_DEFINED_SCORE, BYTE: NEVER_MATCHED}
+    return [fixed.get(kind, score) for kind, score in zip(vocabulary.types, vocabulary.scores, strict=True)]
+
+
 def _normalizer(vocabulary: Vocabulary, prefix: bool) -> Json:
-    """SentencePiece's: the file's character map, blanks stripped and collapsed, a blank in front, blanks as U+2581."""
+    """SentencePiece's: the file's character map, blanks stripped and collapsed, a blank in front, blanks as U+2581.
+
+    The tokenizers library applies a character map to a mapped character and a combining mark after it as one, and
+    loses the mark; models of the supported families have no map.
+    """
     steps: list[Json] = []
     charsmap = vocabulary.meta.get("tokenizer.ggml.precompiled_charsmap")
     if charsmap:
@@ -285,9 +310,11 @@ def _decoder(prefix: bool) -> Json:
     return {"type": "Sequence", "decoders": steps}
 
 
+SPECIAL = (CONTROL, UNKNOWN)
+
 KINDS = {
-    "gpt2": Kind(_byte_level, add_bos=lambda v: bool(_pre_tokenizer(v).add_bos)),
-    "llama": Kind(_sentencepiece_bpe, add_bos=lambda v: True),
-    "t5": Kind(_unigram, add_bos=lambda v: False, add_eos=True),
+    "gpt2": Kind(_byte_level, (*SPECIAL, USER_DEFINED), add_bos=lambda v: bool(_pre_tokenizer(v).add_bos)),
+    "llama": Kind(_sentencepiece_bpe, SPECIAL, add_bos=lambda v: True),
+    "t5": Kind(_unigram, SPECIAL, add_bos=lambda v: False, add_eos=True),
 }
 """`tokenizer.ggml.model` -> how it is rebuilt."""
