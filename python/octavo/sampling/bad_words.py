@@ -1,7 +1,7 @@
 """Bad words: token sequences that are never completed, whether they begin in the prompt or in the output.
 
 A slot's last tokens are kept on the device in a ring (position modulo its length). The words of all slots lie in flat
-arrays, rebuilt when rows with words are admitted: memory follows the number of tokens in words, not the longest word.
+arrays, rebuilt when rows with words come or go: memory follows the number of tokens in words, not the longest word.
 
 Shape suffixes: s sampled rows, v vocabulary, w words, f first tokens of words (all but the last), r ring.
 """
@@ -26,26 +26,27 @@ class BadWords:
         self._device = device
         self._words: dict[int, Sequence[Sequence[int]]] = {}
         self._staged: list[AdmittedRow] = []
+        self._changed = False
         self._ring_sr = torch.full((num_slots + 1, 8), -1, dtype=torch.int64, device=device)
         self._next_s = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         """Per slot: the position after the newest token in the ring."""
 
     def admit(self, row: AdmittedRow) -> bool:
         words = [word for word in row.params.get("bad_words_ids", ()) if word]
+        self._changed |= self._words.pop(row.slot, None) is not None or bool(words)
         if words:
             self._words[row.slot] = words
             self._staged.append(row)
-        else:
-            self._words.pop(row.slot, None)
         return bool(words)
 
     def flush(self) -> None:
-        if not self._staged:
-            return
-        longest = max(len(word) for words in self._words.values() for word in words)
-        self._widen(longest - 1)
-        self._upload_words()
-        self._upload_tails()
+        if self._changed and self._words:
+            self._upload_words()
+        if self._staged:
+            longest = max(len(word) for row in self._staged for word in self._words[row.slot])
+            self._widen(longest - 1)
+            self._upload_tails()
+        self._changed = False
         self._staged.clear()
 
     def _widen(self, need: int) -> None:

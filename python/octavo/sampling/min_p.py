@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from octavo.sampling.base import MASKED, AdmittedRow, SampledRows
+from octavo.sampling.base import AdmittedRow, SampledRows
 from octavo.sampling.tables import SlotTable
 
 
@@ -27,4 +27,4 @@ class MinP:
 
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         threshold_s1 = logits_sv.amax(1, keepdim=True) + self._log.data[rows.slot_s].unsqueeze(1)
-        logits_sv.masked_fill_(logits_sv < threshold_s1, MASKED)
+        logits_sv.masked_fill_(logits_sv < threshold_s1, -torch.inf)

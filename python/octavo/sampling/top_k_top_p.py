@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.sampling.base import MASKED, AdmittedRow, SampledRows
+from octavo.sampling.base import AdmittedRow, SampledRows
 from octavo.sampling.draw import integer_weights
 from octavo.sampling.tables import SlotTable
 
@@ -53,7 +53,7 @@ class TopKTopP:
         last_s1 = kept_sw.sum(1, keepdim=True).sub_(1).clamp_(min=0)
         threshold_s1 = top_sw.gather(1, last_s1)
         unlimited_s1 = (k_s1 == ALL) & (p_s1 >= 1.0)
-        logits_sv.masked_fill_((logits_sv < threshold_s1) & ~unlimited_s1, MASKED)
+        logits_sv.masked_fill_((logits_sv < threshold_s1) & ~unlimited_s1, -torch.inf)
 
 
 def _descending(logits_sv: Tensor) -> Tensor:
