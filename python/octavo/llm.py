@@ -174,9 +174,8 @@ class LLM:
                     while self._router:
                         self._turn(bar, len(builders))
                         deliver_interrupt()
-                except BaseException:
-                    self._abort_all()
-                    raise
+                finally:
+                    self._settle()
         for builder in builders:
             if builder.error is not None:
                 raise builder.error
@@ -197,12 +196,7 @@ class LLM:
     def _turn(self, bar: GenerateBar, num_requests: int) -> None:
         """One pass of the engine loop, and what it sent."""
         core = self._loop.core
-        try:
-            worked = self._loop.step()
-        except Exception as error:
-            self._ended_by = f"{type(error).__name__}: {error}"
-            print(crash_report(core, error), file=sys.stderr, flush=True)
-            raise EngineDeadError(f"the engine broke: {self._ended_by}") from error
+        worked = self._step()
         for body in core.take_frames():
             frame = self._router.feed(body)
             if bar.shown:
@@ -210,13 +204,21 @@ class LLM:
                 bar.update(num_requests - len(self._router), num_tokens)
         assert worked or not self._router or core.has_work(), "requests wait and the engine has nothing to do"
 
-    def _abort_all(self) -> None:
-        """Leave nothing running after an interrupted call."""
+    def _step(self) -> bool:
+        """A pass of the loop. If it fails, the engine is of no use any more."""
+        try:
+            return self._loop.step()
+        except Exception as error:
+            self._ended_by = f"{type(error).__name__}: {error}"
+            print(crash_report(self._loop.core, error), file=sys.stderr, flush=True)
+            raise EngineDeadError(f"the engine broke: {self._ended_by}") from error
+
+    def _settle(self) -> None:
+        """Leave nothing running: requests of a call that was cut short, sequences that ended at a stop string."""
         self._router.drop_all()
-        if self._ended_by is None:
-            while self._loop.step():
-                pass
-            self._loop.core.take_frames()
+        while self._ended_by is None and self._loop.core.has_work():
+            self._step()
+        self._loop.core.take_frames()
 
 
 def _in_threads(work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:

@@ -12,7 +12,9 @@ from octavo.config import EngineConfig
 from octavo.engine.loop import EngineLoop
 from octavo.worker.base import Progress, Runner, make_runner
 
-UNBOUNDED = 2**62
+# The most that the control plane takes.
+MAX_REQUESTS = 2**30
+MAX_TOKENS = 2**50
 
 
 def core_config(runner: Runner, *, bounded: bool = True) -> CoreConfig:
@@ -32,8 +34,8 @@ def core_config(runner: Runner, *, bounded: bool = True) -> CoreConfig:
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
-        max_queued_requests=scheduler.max_queued_requests if bounded else UNBOUNDED,
-        max_queued_tokens=scheduler.max_queued_tokens if bounded else UNBOUNDED,
+        max_queued_requests=scheduler.max_queued_requests if bounded else MAX_REQUESTS,
+        max_queued_tokens=scheduler.max_queued_tokens if bounded else MAX_TOKENS,
         policy=scheduler.scheduling_policy,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         long_prefill_token_threshold=scheduler.long_prefill_token_threshold,

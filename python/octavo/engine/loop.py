@@ -32,19 +32,19 @@ class EngineLoop:
         self._last_empty = False
 
     def step(self) -> bool:
-        """One pass. False when there was nothing to commit and nothing to plan."""
+        """One pass. False when nothing was committed, nothing planned, and nothing is in flight."""
         output: int | None = None
         if self._in_flight and (self._last_empty or len(self._in_flight) == self.depth):
             output = self.runner.result(self._in_flight.popleft())
         plan = self.core.step(output)
         self._last_empty = plan.num_rows == 0
-        if not self._last_empty:
+        if plan.num_rows:
             self.runner.launch(plan)
             self.runner.sample(plan)
             self._in_flight.append(plan)
         if plan.has_calls:
             answer_calls(self.core)
-        return output is not None or not self._last_empty
+        return output is not None or bool(self._in_flight)
 
     def close(self) -> None:
         """Release the socket and the device."""
@@ -52,19 +52,19 @@ class EngineLoop:
         self.runner.close()
 
 
-def _ping(core: Core, _: dict[str, Any]) -> dict[str, Any]:
+def _ping(core: Core) -> dict[str, Any]:
     return {"num_steps": core.stats()["num_steps"]}
 
 
-def _stats(core: Core, _: dict[str, Any]) -> dict[str, Any]:
+def _stats(core: Core) -> dict[str, Any]:
     return core.stats()
 
 
-def _reset_prefix_cache(core: Core, _: dict[str, Any]) -> dict[str, Any]:
+def _reset_prefix_cache(core: Core) -> dict[str, Any]:
     return {"complete": core.reset_prefix_cache()}
 
 
-CALLS: dict[str, Callable[[Core, dict[str, Any]], dict[str, Any]]] = {
+CALLS: dict[str, Callable[[Core], dict[str, Any]]] = {
     "ping": _ping,
     "stats": _stats,
     "reset_prefix_cache": _reset_prefix_cache,
@@ -72,12 +72,20 @@ CALLS: dict[str, Callable[[Core, dict[str, Any]], dict[str, Any]]] = {
 
 
 def answer_calls(core: Core) -> None:
-    """Answer what clients asked between two steps; an unknown name is an answer too, not a crash."""
+    """Answer what clients asked between two steps; a malformed or unknown call is answered with an error."""
     for client, call_id, body in core.take_calls():
+        core.reply(client, call_id, json.dumps(_answer(core, body)).encode())
+
+
+def _answer(core: Core, body: bytes) -> dict[str, Any]:
+    try:
         request = json.loads(body)
-        call = CALLS.get(request.pop("name", ""))
-        answer = call(core, request) if call else {"error": f"unknown call; known: {', '.join(CALLS)}"}
-        core.reply(client, call_id, json.dumps(answer).encode())
+    except ValueError:
+        return {"error": "a call is a JSON object"}
+    call = CALLS.get(str(request.get("name"))) if isinstance(request, dict) else None
+    if call is None:
+        return {"error": f"unknown call; known: {', '.join(CALLS)}"}
+    return call(core)
 
 
 def crash_report(core: Core, error: BaseException) -> str:

@@ -1,0 +1,338 @@
+"""Offline speed of `LLM`: decode time per step, throughput, prefill, shared prefixes. One process, one model, JSON out.
+
+    python benches/offline.py --shape llama-3.1-8b decode throughput prefill
+    python benches/offline.py --model FOLDER --batch 1,8 --max-model-len 4096 decode
+
+`--shape` makes random weights of a known model's shape from its config alone (nothing is downloaded), with a tokenizer
+of the same size, so that detokenization is done and counted. Every engine option is a flag here too. Prompts are fresh
+random ids in every run: a repetition never finds its own prompts in the prefix cache. Greedy and past EOS unless said
+otherwise. What is measured is the wall time of `LLM.generate`, from ids to finished outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from octavo.cli import Command, Parser, command_parser, read_values
+from octavo.config import ENGINE_SECTIONS, changed, make_engine_config
+from octavo.errors import OctavoError
+from octavo.sampling_params import SamplingParams
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "rms_norm_eps": 1e-6}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": LLAMA
+    | {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "tie_word_embeddings": False,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
+    "qwen3-8b": QWEN3
+    | {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    },
+    "qwen3-0.6b": QWEN3
+    | {
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    },
+    "smollm2-135m": LLAMA
+    | {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+}
+LOW_ID, HIGH_ID = 100, 10000
+
+
+def byte_alphabet() -> Iterator[str]:
+    """The 256 characters by which byte-level BPE writes bytes (Radford et al. 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = (chr(256 + i) for i in range(256 - len(printable)))
+    for byte in range(256):
+        yield chr(byte) if byte in printable else next(spare)
+
+
+def write_shape(name: str, folder: Path) -> None:
+    """config.json of a shape, and a byte-level tokenizer of its vocabulary (made-up words; no merges)."""
+    shape = SHAPES[name]
+    (folder / "config.json").write_text(json.dumps(shape | {"torch_dtype": "bfloat16"}))
+    letters = list(byte_alphabet())
+    vocab = {letter: i for i, letter in enumerate(letters)}
+    for i in range(len(vocab), shape["vocab_size"]):
+        vocab[f"Ġ{letters[97 + i % 26]}{i:x}"] = i
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+class Bench:
+    """An engine and the workloads that run on it; every method returns one JSON value."""
+
+    def __init__(self, llm: Any, options: argparse.Namespace) -> None:
+        self.llm = llm
+        self.options = options
+        self._random = random.Random(1)
+
+    def prompts(self, number: int, length: int) -> list[list[int]]:
+        top = min(HIGH_ID, self.llm.facts.vocab_size - 1)
+        return [[self._random.randint(min(LOW_ID, top), top) for _ in range(length)] for _ in range(number)]
+
+    def seconds(self, prompts: Sequence[list[int]], params: SamplingParams | list[SamplingParams]) -> float:
+        """Wall time of one `generate`; the outputs' lengths are checked, so that nothing was skipped."""
+        start = time.perf_counter()
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        elapsed = time.perf_counter() - start
+        wanted = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        for output, one in zip(outputs, wanted, strict=True):
+            assert len(output.outputs[0].token_ids) == one.max_tokens
+        return elapsed
+
+    def run_fresh(self, number: int, num_in: int, params: SamplingParams) -> float:
+        """Seconds of `number` new prompts."""
+        return self.seconds(self.prompts(number, num_in), params)
+
+    def decode(self) -> dict[str, dict[str, float]]:
+        """Milliseconds a decode step by batch size: (T(out n) - T(out 1)) / (n - 1), best of `--repeat`."""
+        num_in, num_out = self.options.num_in or 128, self.options.num_out or 128
+        table = {}
+        for batch in self.options.batch:
+            long, short = greedy(num_out), greedy(1)
+            self.run_fresh(batch, num_in, greedy(min(8, num_out)))
+            t_long = self.best(partial(self.run_fresh, batch, num_in, long))
+            t_short = self.best(partial(self.run_fresh, batch, num_in, short))
+            step_ms = 1e3 * (t_long - t_short) / (num_out - 1)
+            table[str(batch)] = {"step_ms": step_ms, "tokens_per_s": 1e3 * batch / step_ms, "first_token_s": t_short}
+            show(f"decode batch {batch}: {step_ms:.3f} ms a step, {1e3 * batch / step_ms:.0f} tokens/s")
+        return table
+
+    def throughput(self) -> dict[str, float]:
+        """`--num-prompts` x (`--num-in` -> `--num-out`), default 512 x (1024 -> 256)."""
+        number = self.options.num_prompts or 512
+        num_in, num_out = self.options.num_in or 1024, self.options.num_out or 256
+        elapsed = self.best(partial(self.run_fresh, number, num_in, greedy(num_out)))
+        return self.rates("throughput", elapsed, number * num_in, number * num_out)
+
+    def random_lengths(self) -> dict[str, float]:
+        """Input and output lengths uniform in 100..1024, 256 sequences, temperature 0.6; always the same prompts."""
+        r = random.Random(0)
+        number = self.options.num_prompts or 256
+        prompts = [[r.randint(0, 10000) for _ in range(r.randint(100, 1024))] for _ in range(number)]
+        params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=r.randint(100, 1024)) for _ in prompts]
+        num_in, num_out = sum(map(len, prompts)), sum(p.max_tokens or 0 for p in params)
+
+        def once() -> float:
+            self.llm.reset_prefix_cache()
+            return self.seconds(prompts, params)
+
+        return self.rates("random lengths", self.best(once), num_in, num_out)
+
+    def prefill(self) -> dict[str, dict[str, float]]:
+        """One output token of 64 prompts and of one prompt, `--num-in` (2048) tokens each."""
+        num_in = self.options.num_in or 2048
+        table = {}
+        for number in (self.options.num_prompts or 64, 1):
+            elapsed = self.best(partial(self.run_fresh, number, num_in, greedy(1)))
+            table[str(number)] = self.rates(f"prefill of {number}", elapsed, number * num_in, number)
+        return table
+
+    def shared_prefix(self) -> dict[str, float]:
+        """256 x (2048 shared + 64 own tokens -> 64): cold, then warm with other own tokens."""
+        number, num_out = self.options.num_prompts or 256, self.options.num_out or 64
+        prefix = self.prompts(1, self.options.num_in or 2048)[0]
+        self.llm.reset_prefix_cache()
+        cold = self.seconds([prefix + own for own in self.prompts(number, 64)], greedy(num_out))
+        warm = self.seconds([prefix + own for own in self.prompts(number, 64)], greedy(num_out))
+        show(f"shared prefix: {cold:.3f} s cold, {warm:.3f} s warm")
+        return {"cold_s": cold, "warm_s": warm}
+
+    def sampled(self) -> dict[str, float]:
+        """128 x (128 -> 128) at temperature 1."""
+        number = self.options.num_prompts or 128
+        num_in, num_out = self.options.num_in or 128, self.options.num_out or 128
+        params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=num_out)
+        elapsed = self.best(partial(self.run_fresh, number, num_in, params))
+        return self.rates("sampled", elapsed, number * num_in, number * num_out)
+
+    def best(self, once: Callable[[], float]) -> float:
+        return min(once() for _ in range(self.options.repeat))
+
+    @staticmethod
+    def rates(name: str, elapsed_s: float, num_in: int, num_out: int) -> dict[str, float]:
+        show(f"{name}: {elapsed_s:.3f} s, {num_in / elapsed_s:.0f} tokens/s in, {num_out / elapsed_s:.0f} tokens/s out")
+        return {
+            "s": elapsed_s,
+            "in_tokens": num_in,
+            "out_tokens": num_out,
+            "in_tokens_per_s": num_in / elapsed_s,
+            "out_tokens_per_s": num_out / elapsed_s,
+        }
+
+
+WORKLOADS: dict[str, Callable[[Bench], Any]] = {
+    "decode": Bench.decode,
+    "throughput": Bench.throughput,
+    "random": Bench.random_lengths,
+    "prefill": Bench.prefill,
+    "prefix": Bench.shared_prefix,
+    "sampled": Bench.sampled,
+}
+
+
+def greedy(num_out: int) -> SamplingParams:
+    return SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_out)
+
+
+def show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    import torch
+
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    is_cuda = device.startswith("cuda")
+    return {
+        "device": torch.cuda.get_device_name() if is_cuda else platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit.stdout.strip(),
+    }
+
+
+def make_parser() -> Parser:
+    sections = tuple(ENGINE_SECTIONS)
+    parser = command_parser("bench", Command("Offline speed of LLM.", sections, lambda values: 0))
+    parser.usage = "offline.py [--shape NAME | --model MODEL] [options] WORKLOAD..."
+    group = parser.add_argument_group("bench")
+    group.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS))
+    group.add_argument("--shape", choices=SHAPES, help="random weights of this shape")
+    group.add_argument("--batch", default="1,8,32,64,128,256", help="batch sizes of decode (default: %(default)s)")
+    group.add_argument("--num-prompts", type=int, help="instead of the workload's own number")
+    group.add_argument("--num-in", type=int, help="prompt tokens, instead of the workload's own number")
+    group.add_argument("--num-out", type=int, help="output tokens, instead of the workload's own number")
+    group.add_argument("--repeat", type=int, default=2, help="runs, of which the best counts (default: %(default)s)")
+    group.add_argument("--json", type=Path, help="write the result here instead of to stdout")
+    return parser
+
+
+def run(arguments: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]:
+    """Load, run the workloads, and say what was measured where."""
+    from octavo import LLM
+
+    start = time.perf_counter()
+    with LLM(**values) as llm:
+        start_s = time.perf_counter() - start
+        bench = Bench(llm, arguments)
+        first_s = bench.seconds(bench.prompts(1, 16), greedy(1))
+        show(f"ready in {start_s:.1f} s, first token {first_s:.2f} s later")
+        results = {name: WORKLOADS[name](bench) for name in arguments.workloads}
+        return {
+            "machine": machine(llm.facts.device),
+            "model": arguments.shape or values["model"],
+            "options": changed(make_engine_config(values)),
+            "resolved": changed(llm.config),
+            "start_s": start_s,
+            "first_token_s": first_s,
+            "results": results,
+        }
+
+
+def main() -> int:
+    parser = make_parser()
+    try:
+        arguments = parser.parse_args()
+        # argparse gives the first word to MODEL; here all words are workloads.
+        arguments.workloads = [word for word in [arguments.model_name, *arguments.workloads] if word]
+        arguments.model_name = None
+        arguments.batch = [int(part) for part in arguments.batch.split(",")]
+        values = read_values(arguments, tuple(ENGINE_SECTIONS))
+        unknown = [word for word in arguments.workloads if word not in WORKLOADS]
+        if unknown or not arguments.workloads or bool(arguments.shape) == bool(values.get("model")):
+            parser.error(f"give --shape or --model, and workloads out of {', '.join(WORKLOADS)}; got {unknown}")
+        with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
+            if arguments.shape:
+                write_shape(arguments.shape, Path(folder))
+                values = {"load_format": "dummy", **values, "model": folder}
+            result = json.dumps(run(arguments, values), indent=2)
+    except OctavoError as error:
+        show(f"offline.py: error: {error}")
+        return error.exit_code
+    if arguments.json:
+        arguments.json.write_text(result + "\n")
+    else:
+        print(result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
