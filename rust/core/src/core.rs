@@ -180,6 +180,10 @@ impl Core {
         Ok(())
     }
 
+    pub fn num_running(&self) -> u32 {
+        self.state.running.len() as u32
+    }
+
     /// Requests run or wait, a step is in flight, or the inbox is not empty.
     pub fn has_work(&self) -> bool {
         !self.state.is_idle() || !self.inbox.is_empty()

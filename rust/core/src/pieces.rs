@@ -112,9 +112,12 @@ impl Pieces {
         if let Some(first) = &mut self.first {
             first.push(&self.program.piece(&token, true)?.1);
         }
+        let added = tokenizer.get_added_vocabulary();
+        // `token` may be a normalized form, by which the vocabulary does not know its special tokens.
+        let is_added_special = added.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special);
         self.traits.push(Traits {
             kind,
-            is_special: tokenizer.get_added_vocabulary().is_special_token(&token),
+            is_special: is_added_special || added.is_special_token(&token),
         });
         Ok(())
     }

@@ -42,7 +42,10 @@ pub enum Inbound {
     Add(AddRequest),
     Abort(Abort),
     /// A call answered by the engine's Python side between two steps (JSON): stats, reset of the prefix cache, ping.
-    Call { call_id: u64, body: Vec<u8> },
+    Call {
+        call_id: u64,
+        body: Vec<u8>,
+    },
     /// The connection is gone: every request of the client ends.
     Disconnected,
 }
@@ -145,5 +148,8 @@ pub enum Outbound {
     Hello(Vec<u8>),
     Output(OutputFrame),
     /// The answer to a `Call` (JSON).
-    Reply { call_id: u64, body: Vec<u8> },
+    Reply {
+        call_id: u64,
+        body: Vec<u8>,
+    },
 }

@@ -78,19 +78,19 @@ pub struct Queue {
     newcomers: BTreeMap<QueueKey, Newcomer>,
     deadlines: BTreeSet<(Instant, QueueKey)>,
     num_new_tokens: u64,
-    max_requests: usize,
+    max_requests: u64,
     max_tokens: u64,
     pace: Pace,
 }
 
 impl Queue {
-    pub fn new(max_requests: u32, max_tokens: u64) -> Self {
+    pub fn new(max_requests: u64, max_tokens: u64) -> Self {
         Self {
             order: BTreeMap::new(),
             newcomers: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             num_new_tokens: 0,
-            max_requests: max_requests as usize,
+            max_requests,
             max_tokens,
             pace: Pace::default(),
         }
@@ -106,8 +106,8 @@ impl Queue {
 
     /// Whether one more request of `num_tokens` may wait. An empty queue takes any.
     pub fn check_room(&self, num_tokens: u32) -> Result<(), QueueFull> {
-        let full = self.newcomers.len() >= self.max_requests
-            || self.num_new_tokens + u64::from(num_tokens) > self.max_tokens;
+        let full = self.newcomers.len() as u64 >= self.max_requests
+            || self.num_new_tokens.saturating_add(u64::from(num_tokens)) > self.max_tokens;
         if full && !self.newcomers.is_empty() {
             return Err(QueueFull {
                 retry_after_s: self.pace.retry_after_s(self.newcomers.len()),

@@ -1,8 +1,11 @@
 //! The extension module `octavo._core`: extract, detach from the GIL, call, map errors. No logic lives here.
 
+mod buffers;
+mod core;
 mod cpu;
 mod frames;
 mod output;
+mod plan;
 mod tokenizer;
 
 use pyo3::prelude::*;
@@ -11,6 +14,7 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     cpu::register(module)?;
+    core::register(module)?;
     frames::register(module)?;
     output::register(module)?;
     tokenizer::register(module)?;

@@ -1,0 +1,352 @@
+//! `Core` and `CoreConfig`: the control plane behind a lock that is held without the GIL when a step is long.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use octavo_core::commit::StepError;
+use octavo_core::config::{self, ConfigError, Policy};
+use octavo_core::core::{Call, PromptLogprobs};
+use octavo_core::frames::{decode_inbound, encode_outbound};
+use octavo_core::ids::{ClientId, SlotId};
+use octavo_core::mailbox::{Inbox, Outbox};
+use octavo_core::protocol::EngineStats;
+use octavo_core::{core, plan};
+use octavo_ipc::Server;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::buffers::{IntBuffer, check_disjoint};
+use crate::plan::{ArenaLayout, NewRow, OutputLayout, PromptLogprobRow, StepPlan};
+
+/// From so many running sequences on, a step takes long enough (20 us and more) to let other Python threads run.
+const DETACH_FROM: u32 = 64;
+
+fn config_error(error: ConfigError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+#[pyclass(frozen, module = "octavo._core")]
+struct CoreConfig {
+    inner: config::CoreConfig,
+}
+
+#[pymethods]
+impl CoreConfig {
+    #[new]
+    #[pyo3(signature = (
+        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, eos_token_ids,
+        max_queued_requests, max_queued_tokens, policy, enable_prefix_caching, long_prefill_token_threshold, depth,
+        max_logprobs, hash_seed,
+    ))]
+    fn new(
+        block_size: u32,
+        num_blocks: u32,
+        max_num_seqs: u32,
+        max_num_batched_tokens: u32,
+        max_model_len: u32,
+        vocab_size: u32,
+        eos_token_ids: Vec<u32>,
+        max_queued_requests: u64,
+        max_queued_tokens: u64,
+        policy: &str,
+        enable_prefix_caching: bool,
+        long_prefill_token_threshold: u32,
+        depth: u32,
+        max_logprobs: u32,
+        hash_seed: u64,
+    ) -> PyResult<Self> {
+        let inner = config::CoreConfig {
+            block_size,
+            num_blocks,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            vocab_size,
+            eos_token_ids,
+            max_queued_requests,
+            max_queued_tokens,
+            policy: Policy::from_name(policy).map_err(config_error)?,
+            enable_prefix_caching,
+            long_prefill_token_threshold,
+            depth,
+            max_logprobs,
+            hash_seed,
+        };
+        inner.validate().map_err(config_error)?;
+        Ok(Self { inner })
+    }
+}
+
+/// The control plane and the buffers that it fills and reads.
+struct Engine {
+    core: core::Core,
+    arenas: Vec<IntBuffer>,
+    outputs: Vec<IntBuffer>,
+}
+
+/// What can go wrong in a step.
+enum Failure {
+    NotRegistered,
+    NoSuchOutput(usize),
+    Step(StepError),
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotRegistered => PyValueError::new_err("step: no arenas are registered"),
+            Failure::NoSuchOutput(index) => {
+                PyValueError::new_err(format!("step: there is no output arena {index}"))
+            }
+            Failure::Step(error) => PyRuntimeError::new_err(error.to_string()),
+        }
+    }
+}
+
+impl Engine {
+    fn step(&mut self, output: Option<usize>) -> Result<plan::StepPlan, Failure> {
+        let output = match output {
+            None => None,
+            Some(index) => {
+                let buffer = self.outputs.get(index);
+                Some(buffer.ok_or(Failure::NoSuchOutput(index))?.ints())
+            }
+        };
+        let arena = self.core.next_arena() as usize;
+        let arena = self.arenas.get_mut(arena).ok_or(Failure::NotRegistered)?;
+        self.core
+            .step(output, arena.ints_mut())
+            .map_err(Failure::Step)
+    }
+}
+
+#[pyclass(frozen, module = "octavo._core")]
+struct Core {
+    engine: Mutex<Engine>,
+    inbox: Arc<Inbox>,
+    outbox: Arc<Outbox>,
+    server: Mutex<Option<Server>>,
+    #[pyo3(get)]
+    arena_layout: ArenaLayout,
+    #[pyo3(get)]
+    output_layout: OutputLayout,
+}
+
+/// After a panic the state may be broken, but a crash report must still be able to read it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One numeric buffer as a vector.
+fn values<T: pyo3::buffer::Element + Copy>(
+    object: &Bound<'_, PyAny>,
+    what: &str,
+) -> PyResult<Vec<T>> {
+    PyBuffer::<T>::get(object)
+        .and_then(|buffer| buffer.to_vec(object.py()))
+        .map_err(|error| PyValueError::new_err(format!("{what}: {error}")))
+}
+
+#[pymethods]
+impl Core {
+    #[new]
+    fn new(config: &CoreConfig) -> PyResult<Self> {
+        let core = core::Core::new(config.inner.clone()).map_err(config_error)?;
+        Ok(Self {
+            inbox: core.inbox(),
+            outbox: core.outbox(),
+            server: Mutex::new(None),
+            arena_layout: core.arena_layout().into(),
+            output_layout: core.output_layout().into(),
+            engine: Mutex::new(Engine {
+                core,
+                arenas: Vec::new(),
+                outputs: Vec::new(),
+            }),
+        })
+    }
+
+    fn register(
+        &self,
+        arenas: Vec<Bound<'_, PyAny>>,
+        outputs: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let mut engine = lock(&self.engine);
+        let needed = engine.core.config().depth as usize + 1;
+        for (what, given) in [("arenas", arenas.len()), ("outputs", outputs.len())] {
+            if given < needed {
+                return Err(PyValueError::new_err(format!(
+                    "register: {given} {what}, at least {needed} (depth + 1) are needed"
+                )));
+            }
+        }
+        let arena_ints = engine.core.arena_layout().num_ints;
+        let output_ints = engine.core.output_layout().num_ints;
+        let mut buffers = Vec::with_capacity(arenas.len() + outputs.len());
+        for arena in &arenas {
+            buffers.push(IntBuffer::new(arena, arena_ints, "register: an arena")?);
+        }
+        for output in &outputs {
+            buffers.push(IntBuffer::new(
+                output,
+                output_ints,
+                "register: an output arena",
+            )?);
+        }
+        check_disjoint(&buffers)?;
+        engine.core.set_num_arenas(arenas.len() as u32);
+        engine.outputs = buffers.split_off(arenas.len());
+        engine.arenas = buffers;
+        Ok(())
+    }
+
+    #[pyo3(signature = (output))]
+    fn step(&self, py: Python<'_>, output: Option<usize>) -> PyResult<StepPlan> {
+        let is_long = lock(&self.engine).core.num_running() >= DETACH_FROM;
+        // The lock is let go before the GIL is taken again: whoever waits for the lock may hold the GIL.
+        let plan = if is_long {
+            py.detach(|| lock(&self.engine).step(output))
+        } else {
+            lock(&self.engine).step(output)
+        };
+        StepPlan::new(py, &plan?)
+    }
+
+    fn put_prompt_logprobs(
+        &self,
+        slot: u32,
+        ids: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        ranks: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let ids = self::values::<i32>(ids, "ids")?;
+        let values = self::values::<f32>(values, "values")?;
+        let ranks = self::values::<i32>(ranks, "ranks")?;
+        let logprobs = PromptLogprobs {
+            ids: &ids,
+            values: &values,
+            ranks: &ranks,
+        };
+        lock(&self.engine)
+            .core
+            .put_prompt_logprobs(SlotId(slot), logprobs)
+            .map_err(PyValueError::new_err)
+    }
+
+    fn add(&self, frame: &[u8]) -> PyResult<()> {
+        let message =
+            decode_inbound(frame).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        self.inbox.push(ClientId::LOCAL, message);
+        Ok(())
+    }
+
+    fn take_frames<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
+        let messages = self.outbox.take_local();
+        messages
+            .iter()
+            .map(|message| PyBytes::new(py, &encode_outbound(message)))
+            .collect()
+    }
+
+    fn has_work(&self) -> bool {
+        lock(&self.engine).core.has_work()
+    }
+
+    fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+        let timeout = Duration::try_from_secs_f64(timeout_s)
+            .map_err(|error| PyValueError::new_err(format!("timeout_s: {error}")))?;
+        Ok(py.detach(|| self.inbox.wait(timeout)))
+    }
+
+    fn take_calls<'py>(&self, py: Python<'py>) -> Vec<(u32, u64, Bound<'py, PyBytes>)> {
+        let calls: Vec<Call> = lock(&self.engine).core.take_calls();
+        calls
+            .into_iter()
+            .map(|call| (call.client.0, call.call_id, PyBytes::new(py, &call.body)))
+            .collect()
+    }
+
+    fn reply(&self, client: u32, call_id: u64, body: &[u8]) {
+        lock(&self.engine)
+            .core
+            .reply(ClientId(client), call_id, body.to_vec());
+    }
+
+    fn drain(&self) {
+        lock(&self.engine).core.drain();
+    }
+
+    fn reset_prefix_cache(&self) -> bool {
+        lock(&self.engine).core.reset_prefix_cache()
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = lock(&self.engine).core.stats();
+        let dict = PyDict::new(py);
+        for (name, value) in entries(&stats) {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    fn check(&self) -> PyResult<()> {
+        lock(&self.engine)
+            .core
+            .check()
+            .map_err(PyRuntimeError::new_err)
+    }
+
+    fn dump(&self) -> String {
+        lock(&self.engine).core.dump()
+    }
+
+    fn serve(&self, path: &str, hello: &[u8]) -> PyResult<()> {
+        let server = Server::start(
+            Path::new(path),
+            hello.to_vec(),
+            Arc::clone(&self.inbox),
+            Arc::clone(&self.outbox),
+        )?;
+        *lock(&self.server) = Some(server);
+        Ok(())
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            if let Some(mut server) = lock(&self.server).take() {
+                server.close();
+            }
+        });
+    }
+}
+
+fn entries(stats: &EngineStats) -> [(&'static str, u64); 13] {
+    [
+        ("num_steps", stats.num_steps),
+        ("num_running", stats.num_running.into()),
+        ("num_waiting", stats.num_waiting.into()),
+        ("num_blocks", stats.num_blocks.into()),
+        ("num_free_blocks", stats.num_free_blocks.into()),
+        ("num_preemptions", stats.num_preemptions),
+        ("num_prompt_tokens", stats.num_prompt_tokens),
+        ("num_output_tokens", stats.num_output_tokens),
+        ("prefix_queried_tokens", stats.prefix_queried_tokens),
+        ("prefix_hit_tokens", stats.prefix_hit_tokens),
+        ("num_finished", stats.num_finished),
+        ("num_aborted", stats.num_aborted),
+        ("num_refused", stats.num_refused),
+    ]
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CoreConfig>()?;
+    module.add_class::<ArenaLayout>()?;
+    module.add_class::<OutputLayout>()?;
+    module.add_class::<NewRow>()?;
+    module.add_class::<PromptLogprobRow>()?;
+    module.add_class::<StepPlan>()?;
+    module.add_class::<Core>()
+}

@@ -1,0 +1,173 @@
+//! Plain data that a step hands to Python: layouts and plans.
+
+use octavo_core::{arena, plan};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+#[pyclass(frozen, get_all, module = "octavo._core")]
+#[derive(Clone, Copy)]
+pub struct ArenaLayout {
+    num_ints: u32,
+    max_rows: u32,
+    max_tokens: u32,
+    max_block_updates: u32,
+    max_block_copies: u32,
+    max_new_rows: u32,
+    header: u32,
+    row_slot: u32,
+    query_start: u32,
+    kv_len: u32,
+    new_row: u32,
+    block_copy: u32,
+    block_update: u32,
+    token_id: u32,
+    position: u32,
+}
+
+impl From<arena::ArenaLayout> for ArenaLayout {
+    fn from(layout: arena::ArenaLayout) -> Self {
+        Self {
+            num_ints: layout.num_ints,
+            max_rows: layout.max_rows,
+            max_tokens: layout.max_tokens,
+            max_block_updates: layout.max_block_updates,
+            max_block_copies: layout.max_block_copies,
+            max_new_rows: layout.max_new_rows,
+            header: layout.header,
+            row_slot: layout.row_slot,
+            query_start: layout.query_start,
+            kv_len: layout.kv_len,
+            new_row: layout.new_row,
+            block_copy: layout.block_copy,
+            block_update: layout.block_update,
+            token_id: layout.token_id,
+            position: layout.position,
+        }
+    }
+}
+
+#[pyclass(frozen, get_all, module = "octavo._core")]
+#[derive(Clone, Copy)]
+pub struct OutputLayout {
+    num_ints: u32,
+    max_rows: u32,
+    max_sampled: u32,
+    max_logprobs: u32,
+    sampled: u32,
+    count: u32,
+    rank: u32,
+    logprob_id: u32,
+    logprob_value: u32,
+}
+
+impl From<&arena::OutputLayout> for OutputLayout {
+    fn from(layout: &arena::OutputLayout) -> Self {
+        Self {
+            num_ints: layout.num_ints,
+            max_rows: layout.max_rows,
+            max_sampled: layout.max_sampled,
+            max_logprobs: layout.max_logprobs,
+            sampled: layout.sampled,
+            count: layout.count,
+            rank: layout.rank,
+            logprob_id: layout.logprob_id,
+            logprob_value: layout.logprob_value,
+        }
+    }
+}
+
+#[pyclass(frozen, get_all, module = "octavo._core")]
+pub struct NewRow {
+    slot: u32,
+    params: Py<PyBytes>,
+    index: u32,
+    token_ids: Py<PyBytes>,
+    num_prompt_tokens: u32,
+}
+
+#[pyclass(frozen, get_all, module = "octavo._core")]
+pub struct PromptLogprobRow {
+    row: u32,
+    slot: u32,
+    token_start: u32,
+    num_tokens: u32,
+    num_top: u32,
+    target_ids: Py<PyBytes>,
+}
+
+#[pyclass(frozen, get_all, module = "octavo._core")]
+pub struct StepPlan {
+    step_id: u64,
+    arena: u32,
+    num_rows: u32,
+    num_decode_rows: u32,
+    num_sampled: u32,
+    num_tokens: u32,
+    max_query_len: u32,
+    max_kv_len: u32,
+    num_block_updates: u32,
+    num_block_copies: u32,
+    num_new_rows: u32,
+    needs_logprobs: bool,
+    new_rows: Py<PyList>,
+    prompt_logprob_rows: Py<PyList>,
+    has_calls: bool,
+}
+
+/// int32 little-endian.
+fn int_bytes(py: Python<'_>, token_ids: &[u32]) -> Py<PyBytes> {
+    let bytes: Vec<u8> = token_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    PyBytes::new(py, &bytes).unbind()
+}
+
+fn new_row(py: Python<'_>, row: &plan::NewRow) -> NewRow {
+    NewRow {
+        slot: row.slot.0,
+        params: PyBytes::new(py, &row.params).unbind(),
+        index: row.index,
+        token_ids: int_bytes(py, &row.token_ids),
+        num_prompt_tokens: row.num_prompt_tokens,
+    }
+}
+
+fn prompt_logprob_row(py: Python<'_>, row: &plan::PromptLogprobRow) -> PromptLogprobRow {
+    PromptLogprobRow {
+        row: row.row,
+        slot: row.slot.0,
+        token_start: row.token_start,
+        num_tokens: row.target_ids.len() as u32,
+        num_top: row.num_top,
+        target_ids: int_bytes(py, &row.target_ids),
+    }
+}
+
+impl StepPlan {
+    pub fn new(py: Python<'_>, plan: &plan::StepPlan) -> PyResult<Self> {
+        let new_rows = PyList::empty(py);
+        for row in &plan.new_rows {
+            new_rows.append(new_row(py, row))?;
+        }
+        let prompt_logprob_rows = PyList::empty(py);
+        for row in &plan.prompt_logprob_rows {
+            prompt_logprob_rows.append(prompt_logprob_row(py, row))?;
+        }
+        let totals = &plan.totals;
+        Ok(Self {
+            step_id: plan.step_id,
+            arena: plan.arena,
+            num_rows: totals.num_rows,
+            num_decode_rows: totals.num_decode_rows,
+            num_sampled: totals.num_sampled,
+            num_tokens: totals.num_tokens,
+            max_query_len: totals.max_query_len,
+            max_kv_len: totals.max_kv_len,
+            num_block_updates: totals.num_block_updates,
+            num_block_copies: totals.num_block_copies,
+            num_new_rows: totals.num_new_rows,
+            needs_logprobs: plan.needs_logprobs,
+            new_rows: new_rows.unbind(),
+            prompt_logprob_rows: prompt_logprob_rows.unbind(),
+            has_calls: plan.has_calls,
+        })
+    }
+}
