@@ -284,6 +284,7 @@ def cpu_features() -> list[str]:
 def cpu_paged_attention(
     *,
     q: int,
+    q_stride: int,
     kv_cache: int,
     out: int,
     dtype: str,
@@ -305,7 +306,25 @@ def cpu_paged_attention(
     soft_cap: float,
     num_threads: int,
 ) -> None:
-    """Attention of every row over its paged KV (see octavo.kernels.reference.paged_attention); pointers are addresses.
-    ValueError when a size is impossible or an index read from the arrays is out of range."""
+    """Attention of every row over its paged KV (see octavo.kernels.reference.paged_attention); pointers are addresses,
+    strides count elements between tokens. ValueError when a size is impossible or an index read from the arrays is out
+    of range; `out` is then unchanged."""
+
+def cpu_write_kv(
+    *,
+    k: int,
+    k_stride: int,
+    v: int,
+    v_stride: int,
+    kv_cache: int,
+    dtype: str,
+    slot_mapping: int,
+    num_tokens: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> None:
+    """Store K and V of every token at its place (see octavo.kernels.reference.kv_write). Errors: as above."""
 
 def __getattr__(name: str) -> Any: ...

@@ -1,1 +1,28 @@
-//! CPU kernels over raw pointers, with runtime dispatch.
+//! CPU kernels over raw pointers, with runtime dispatch: paged attention and the KV write that goes before it.
+//!
+//! Callers give addresses and sizes; everything that can be checked is checked before anything is read through an index,
+//! and wrong input is an error, never undefined behaviour. No tensors, no Python here.
+
+// A kernel is generic over `Simd`, and only where it is inlined into a function compiled for those instructions does it
+// become them; nothing less than `always` ensures that.
+#![allow(clippy::inline_always)]
+// Small matrices of registers are indexed by row and column.
+#![allow(clippy::needless_range_loop)]
+
+pub mod attention;
+pub mod element;
+pub mod error;
+pub mod isa;
+pub mod kv_write;
+mod narrow;
+mod plan;
+mod pool;
+mod scratch;
+mod simd;
+mod wide;
+
+pub use attention::{AttentionArgs, paged_attention};
+pub use element::Dtype;
+pub use error::KernelError;
+pub use isa::Isa;
+pub use kv_write::{WriteArgs, write_kv};

@@ -1,0 +1,369 @@
+//! Paged attention of packed rows: checks, shares the work among threads, merges split rows.
+//!
+//! The function is that of `octavo.kernels.reference.paged_attention`: softmax(scale * q k^T) v with an optional soft
+//! cap and sliding window, causal within the row. Softmax runs online over chunks of keys (Milakov & Gimelshein 2018;
+//! split rows as in Flash-Decoding, Dao et al. 2023), in base 2: scale * log2(e) is folded into q.
+
+use std::f32::consts::LOG2_E;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::element::{Bf16, Dtype, Element, F16};
+use crate::error::KernelError;
+use crate::isa::Isa;
+use crate::plan::{Item, Plan, Row};
+use crate::pool::Pool;
+use crate::scratch::{Floats, MAX_ROWS, Scratch, with_scratch};
+use crate::simd::{Simd, portable::Portable};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2::Avx2, avx512::Avx512};
+use crate::{narrow, wide};
+
+/// One call. Lengths in elements; arrays are dense and row-major unless said otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgs {
+    /// `[num_tokens, num_heads, head_dim]`, tokens `q_stride` elements apart.
+    pub q: *const u8,
+    pub q_stride: usize,
+    /// `[num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]`.
+    pub kv_cache: *const u8,
+    /// `[num_tokens, num_heads, head_dim]`, written in full; tokens of no row get zeros.
+    pub out: *mut u8,
+    /// Of q, cache and out.
+    pub dtype: Dtype,
+    /// `[num_rows]` slot of each row.
+    pub row_slot: *const i32,
+    /// `[num_rows + 1]` first token of each row.
+    pub query_start: *const i32,
+    /// `[num_rows]` tokens of each row, this step's included.
+    pub kv_len: *const i32,
+    /// `[num_slots, max_blocks_per_slot]` block ids.
+    pub block_table: *const i32,
+    pub num_rows: usize,
+    pub num_tokens: usize,
+    pub num_slots: usize,
+    pub max_blocks_per_slot: usize,
+    pub num_blocks: usize,
+    pub block_size: usize,
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    pub scale: f32,
+    /// A query sees itself and the `window - 1` tokens before; 0 = all.
+    pub window: usize,
+    /// Scores become cap * tanh(score / cap); 0 = off.
+    pub soft_cap: f32,
+    /// The caller's thread is one of them.
+    pub num_threads: usize,
+}
+
+/// A checked call, as all threads see it.
+pub struct Call<'a> {
+    pub args: &'a AttentionArgs,
+    pub plan: &'a Plan,
+    pub group: usize,
+    /// Folded into q.
+    pub q_scale: f32,
+    /// Soft cap in units of base-2 scores; 0 = off.
+    pub cap: f32,
+    partials: *mut f32,
+    /// Per split, parts that are not done.
+    remaining: &'a [AtomicUsize],
+}
+
+// SAFETY: threads read the arguments' arrays and the plan, write distinct parts of `out` and of `partials` (items are
+// disjoint), and read another's partials only after the acquiring countdown of `remaining`.
+unsafe impl Sync for Call<'_> {}
+
+impl Call<'_> {
+    pub fn row(&self, item: &Item) -> &Row {
+        &self.plan.rows[item.row]
+    }
+
+    /// Query vector of a pair.
+    ///
+    /// # Safety
+    /// `E` is the call's dtype and `pair` is one of the item's.
+    pub unsafe fn query<E: Element>(&self, item: &Item, pair: usize) -> *const E {
+        let args = self.args;
+        let (token, head) = self.place(item, pair);
+        // SAFETY: token < num_tokens and head < num_heads, by the plan.
+        unsafe {
+            args.q
+                .cast::<E>()
+                .add(token * args.q_stride + head * args.head_dim)
+        }
+    }
+
+    fn place(&self, item: &Item, pair: usize) -> (usize, usize) {
+        (
+            self.row(item).token + pair / self.group,
+            item.kv_head * self.group + pair % self.group,
+        )
+    }
+
+    /// Addresses of the keys at positions low .. low + `keys.len()`; the values lie `value_offset` elements behind.
+    ///
+    /// # Safety
+    /// `E` is the call's dtype and the positions are within the item's.
+    pub unsafe fn keys<E: Element>(&self, item: &Item, low: usize, keys: &mut [*const E]) {
+        let (args, row) = (self.args, self.row(item));
+        let (size, dim) = (args.block_size, args.head_dim);
+        let mut done = 0;
+        while done < keys.len() {
+            let position = low + done;
+            let block = self.plan.blocks[row.block_start + position / size - row.first_block];
+            let offset = position % size;
+            let count = (size - offset).min(keys.len() - done);
+            let start = ((block * 2 * args.num_kv_heads + item.kv_head) * size + offset) * dim;
+            for (i, key) in keys[done..done + count].iter_mut().enumerate() {
+                // SAFETY: block < num_blocks, kv_head < num_kv_heads, offset + i < block_size.
+                *key = unsafe { args.kv_cache.cast::<E>().add(start + i * dim) };
+            }
+            done += count;
+        }
+    }
+
+    /// Elements between a position's key and its value.
+    pub fn value_offset(&self) -> usize {
+        self.args.num_kv_heads * self.args.block_size * self.args.head_dim
+    }
+
+    /// Take the result of a pair: `out` (`head_dim` numbers) is the sum of values weighted by 2^(score - greatest),
+    /// `sum` that of the weights.
+    ///
+    /// # Safety
+    /// `E` is the call's dtype, `pair` one of the item's and given once, `out` readable.
+    pub unsafe fn finish<S: Simd, E: Element>(
+        &self,
+        item: &Item,
+        pair: usize,
+        out: *const f32,
+        greatest: f32,
+        sum: f32,
+    ) {
+        let (dim, count) = (self.args.head_dim, item.num_pairs());
+        let index = pair - item.first;
+        // SAFETY: the partial's place and the output's place are this item's alone, and within their buffers.
+        unsafe {
+            if item.split.is_some() {
+                let partial = self.partials.add(item.partial);
+                partial.add(index * dim).copy_from_nonoverlapping(out, dim);
+                partial.add(count * dim + index).write(greatest);
+                partial.add(count * (dim + 1) + index).write(sum);
+            } else {
+                self.store::<S, E>(item, pair, out, 1.0 / sum);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `finish`.
+    #[inline(always)]
+    unsafe fn store<S: Simd, E: Element>(
+        &self,
+        item: &Item,
+        pair: usize,
+        out: *const f32,
+        factor: f32,
+    ) {
+        let dim = self.args.head_dim;
+        let (token, head) = self.place(item, pair);
+        let mut d = 0;
+        // SAFETY: token < num_tokens and head < num_heads, by the plan; d stays below head_dim.
+        unsafe {
+            let target = self
+                .args
+                .out
+                .cast::<E>()
+                .add((token * self.args.num_heads + head) * dim);
+            while d + S::LANES <= dim {
+                E::store::<S>(target.add(d), S::mul(S::load(out.add(d)), S::splat(factor)));
+                d += S::LANES;
+            }
+            while d < dim {
+                target.add(d).write(E::from_f32(*out.add(d) * factor));
+                d += 1;
+            }
+        }
+    }
+
+    /// Combine the parts of the item's split once the last of them is done.
+    ///
+    /// # Safety
+    /// `E` is the call's dtype; the item has called `finish` for all of its pairs.
+    unsafe fn merge<S: Simd, E: Element>(&self, item: &Item, line: &mut Floats) {
+        let Some(index) = item.split else { return };
+        if self.remaining[index].fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        let split = self.plan.splits[index];
+        let (dim, count, len) = (
+            self.args.head_dim,
+            item.num_pairs(),
+            item.partial_len(self.args.head_dim),
+        );
+        let line = line.take(dim);
+        for i in 0..count {
+            // SAFETY: part < num_parts, and all parts are written (the countdown reached zero).
+            unsafe {
+                let part = |p: usize| self.partials.add(split.partial + p * len).cast_const();
+                let greatest = |p: usize| *part(p).add(count * dim + i);
+                let top = (0..split.num_parts)
+                    .map(greatest)
+                    .fold(f32::NEG_INFINITY, f32::max);
+                let mut sum = 0.0;
+                for d in 0..dim {
+                    line.add(d).write(0.0);
+                }
+                for p in 0..split.num_parts {
+                    let weight = (greatest(p) - top).exp2();
+                    sum += weight * *part(p).add(count * (dim + 1) + i);
+                    for d in 0..dim {
+                        *line.add(d) += weight * *part(p).add(i * dim + d);
+                    }
+                }
+                self.store::<S, E>(item, item.first + i, line, 1.0 / sum);
+            }
+        }
+    }
+}
+
+/// Compute one item on this thread.
+type Run = unsafe fn(&Call<'_>, &Item, &mut Scratch);
+
+/// # Safety
+/// `E` is the call's dtype and the machine has `S`'s instructions.
+#[inline(always)]
+unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+    // SAFETY: the caller's.
+    unsafe {
+        if item.num_pairs() <= narrow::MAX_PAIRS && call.args.head_dim.is_multiple_of(S::LANES) {
+            narrow::run::<S, E>(call, item, scratch);
+        } else {
+            wide::run::<S, E>(call, item, scratch);
+        }
+        call.merge::<S, E>(item, &mut scratch.line);
+    }
+}
+
+/// # Safety
+/// As `run`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn run_avx512<E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+    // SAFETY: the caller's.
+    unsafe { run::<Avx512, E>(call, item, scratch) }
+}
+
+/// # Safety
+/// As `run`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn run_avx2<E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+    // SAFETY: the caller's.
+    unsafe { run::<Avx2, E>(call, item, scratch) }
+}
+
+fn select<E: Element>(isa: Isa) -> Run {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => run_avx512::<E>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => run_avx2::<E>,
+        _ => run::<Portable, E>,
+    }
+}
+
+/// Threads and buffers of the process; calls take turns.
+#[derive(Default)]
+struct Engine {
+    pool: Pool,
+    plan: Plan,
+    partials: Floats,
+    remaining: Vec<AtomicUsize>,
+}
+
+static ENGINE: Mutex<Option<Engine>> = Mutex::new(None);
+
+/// Attention of every row over its paged keys and values, with the best instructions of this machine.
+///
+/// # Errors
+/// A size is impossible, or an index read from the arrays is out of range. `out` is then unchanged.
+///
+/// # Safety
+/// Pointers are valid for the sizes given (reads; writes for `out`), nothing else writes to them during the call, and
+/// `out` overlaps nothing.
+pub unsafe fn paged_attention(args: &AttentionArgs) -> Result<(), KernelError> {
+    // SAFETY: the caller's.
+    unsafe { paged_attention_with(args, Isa::best()) }
+}
+
+/// The same with chosen instructions, which the machine must have (`Isa::available`; others fall back to the best).
+///
+/// # Errors
+/// As `paged_attention`.
+///
+/// # Safety
+/// As `paged_attention`.
+pub unsafe fn paged_attention_with(args: &AttentionArgs, isa: Isa) -> Result<(), KernelError> {
+    let isa = if Isa::available().contains(&isa) {
+        isa
+    } else {
+        Isa::best()
+    };
+    let run = match args.dtype {
+        Dtype::F32 => select::<f32>(isa),
+        Dtype::Bf16 => select::<Bf16>(isa),
+        Dtype::F16 => select::<F16>(isa),
+    };
+    // A panic under the lock leaves buffers that the next call fills anew.
+    let mut guard = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let engine = guard.get_or_insert_default();
+    // SAFETY: the caller's.
+    unsafe { engine.plan.fill(args)? };
+    let plan = &engine.plan;
+    engine.remaining.clear();
+    engine.remaining.extend(
+        plan.splits
+            .iter()
+            .map(|split| AtomicUsize::new(split.num_parts)),
+    );
+    let capped = args.soft_cap > 0.0;
+    let call = Call {
+        args,
+        plan,
+        group: args.num_heads / args.num_kv_heads,
+        q_scale: if capped {
+            args.scale / args.soft_cap
+        } else {
+            args.scale * LOG2_E
+        },
+        cap: if capped { args.soft_cap * LOG2_E } else { 0.0 },
+        partials: engine.partials.take(plan.partials),
+        remaining: &engine.remaining,
+    };
+    let token_bytes = args.num_heads * args.head_dim * args.dtype.bytes();
+    // SAFETY: num_used_tokens <= num_tokens; all-zero bits are zero in every dtype.
+    unsafe {
+        let unused = args.num_tokens - plan.num_used_tokens;
+        if unused > 0 {
+            args.out
+                .add(plan.num_used_tokens * token_bytes)
+                .write_bytes(0, unused * token_bytes);
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let num_threads = args.num_threads.min(plan.items.len());
+    engine.pool.run(num_threads, &|| {
+        let call = &call;
+        with_scratch(|scratch| {
+            while let Some(item) = call.plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                debug_assert!(item.num_pairs() <= MAX_ROWS);
+                // SAFETY: the plan is checked, `run` fits the dtype and the machine, and each item is run once.
+                unsafe { run(call, item, scratch) };
+            }
+        });
+    });
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Which instruction sets the kernels may use on this machine.
+
+use std::sync::OnceLock;
+
+/// A family of instructions that a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// AVX-512 F, BW, VL, DQ with FMA and F16C.
+    Avx512,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// What the compiler makes of plain Rust.
+    Portable,
+}
+
+impl Isa {
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Portable => "portable",
+        }
+    }
+
+    /// Those that run here, best first.
+    pub fn available() -> &'static [Isa] {
+        static FOUND: OnceLock<Vec<Isa>> = OnceLock::new();
+        FOUND.get_or_init(|| {
+            let mut found = vec![];
+            #[cfg(target_arch = "x86_64")]
+            {
+                let avx2 = is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c");
+                let avx512 = is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq");
+                if avx2 && avx512 {
+                    found.push(Isa::Avx512);
+                }
+                if avx2 {
+                    found.push(Isa::Avx2);
+                }
+            }
+            found.push(Isa::Portable);
+            found
+        })
+    }
+
+    /// The best that runs here.
+    pub fn best() -> Isa {
+        Isa::available()[0]
+    }
+}

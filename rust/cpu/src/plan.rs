@@ -1,0 +1,373 @@
+//! Checks one call's sizes and indices, and cuts it into work items.
+//!
+//! Everything that kernels later use as an index is copied here after it has been checked, so nobody can change it in
+//! between.
+
+use crate::attention::AttentionArgs;
+use crate::error::KernelError;
+use crate::scratch::MAX_ROWS;
+
+/// A split of a long row has at least this many keys.
+const LEAST_SPLIT: usize = 256;
+/// Work items per thread below which long rows are split.
+const ITEMS_PER_THREAD: usize = 4;
+
+/// One row of the batch, checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Index of its first token.
+    pub token: usize,
+    /// Position of its first query.
+    pub position: usize,
+    /// Its entry for block `first_block` of its table is `Plan::blocks[block_start]`.
+    pub block_start: usize,
+    pub first_block: usize,
+}
+
+/// What one thread does at a time: some (query, head) pairs of one row and KV head against a range of keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Item {
+    pub row: usize,
+    pub kv_head: usize,
+    /// Pairs [first, last) of the row: pair p is query p / group, head `kv_head` * group + p % group.
+    pub first: usize,
+    pub last: usize,
+    /// Positions [low, high) of the keys.
+    pub low: usize,
+    pub high: usize,
+    /// The split that this is part of.
+    pub split: Option<usize>,
+    /// Where its partial result starts in the partials' buffer.
+    pub partial: usize,
+}
+
+impl Item {
+    pub fn num_pairs(&self) -> usize {
+        self.last - self.first
+    }
+
+    /// Floats of a partial result: per pair its unscaled output, then per pair the maximum, then the sum.
+    pub fn partial_len(&self, head_dim: usize) -> usize {
+        self.num_pairs() * (head_dim + 2)
+    }
+}
+
+/// Items that share pairs and each see some of the keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Split {
+    /// Where their partial results start in the partials' buffer; part i is i * `partial_len` behind.
+    pub partial: usize,
+    pub num_parts: usize,
+}
+
+/// A checked call. Reused, so that a steady state allocates nothing.
+#[derive(Default)]
+pub struct Plan {
+    pub rows: Vec<Row>,
+    pub blocks: Vec<usize>,
+    pub items: Vec<Item>,
+    pub splits: Vec<Split>,
+    /// Floats that partial results need.
+    pub partials: usize,
+    /// Tokens from here on belong to no row.
+    pub num_used_tokens: usize,
+}
+
+impl Plan {
+    /// Check `args` and fill the plan. Nothing is read but the four index arrays.
+    ///
+    /// # Safety
+    /// The index arrays hold as many numbers as the sizes in `args` say.
+    pub unsafe fn fill(&mut self, args: &AttentionArgs) -> Result<(), KernelError> {
+        check_sizes(args)?;
+        self.rows.clear();
+        self.blocks.clear();
+        self.items.clear();
+        self.splits.clear();
+        self.partials = 0;
+        let group = args.num_heads / args.num_kv_heads;
+        let mut token = 0;
+        for row in 0..args.num_rows {
+            // SAFETY: query_start holds num_rows + 1 numbers.
+            let (start, end) =
+                unsafe { (*args.query_start.add(row), *args.query_start.add(row + 1)) };
+            if usize::try_from(start) != Ok(token) {
+                return Err(query_start_error(row, start, args));
+            }
+            let end = usize::try_from(end)
+                .ok()
+                .filter(|&end| (token..=args.num_tokens).contains(&end));
+            // SAFETY: as above.
+            let end = end.ok_or_else(|| {
+                query_start_error(row + 1, unsafe { *args.query_start.add(row + 1) }, args)
+            })?;
+            if end > token {
+                // SAFETY: the index arrays are as long as the sizes say.
+                unsafe { self.add_row(args, row, token, end - token, group)? };
+                token = end;
+            }
+        }
+        self.num_used_tokens = token;
+        self.split_long(args);
+        Ok(())
+    }
+
+    /// # Safety
+    /// As `fill`.
+    unsafe fn add_row(
+        &mut self,
+        args: &AttentionArgs,
+        row: usize,
+        token: usize,
+        num_queries: usize,
+        group: usize,
+    ) -> Result<(), KernelError> {
+        let capacity = args.max_blocks_per_slot * args.block_size;
+        // SAFETY: row < num_rows.
+        let (slot, kv_len) = unsafe {
+            (
+                i64::from(*args.row_slot.add(row)),
+                i64::from(*args.kv_len.add(row)),
+            )
+        };
+        let Some(slot) = usize::try_from(slot).ok().filter(|&s| s < args.num_slots) else {
+            return Err(KernelError::Slot {
+                row,
+                slot,
+                num_slots: args.num_slots,
+            });
+        };
+        let Some(length) = usize::try_from(kv_len)
+            .ok()
+            .filter(|n| (num_queries..=capacity).contains(n))
+        else {
+            return Err(KernelError::KvLen {
+                row,
+                kv_len,
+                num_queries,
+                capacity,
+            });
+        };
+        let position = length - num_queries;
+        let lowest = first_visible(position, args.window);
+        let (first_block, block_start) = (lowest / args.block_size, self.blocks.len());
+        for index in first_block..length.div_ceil(args.block_size) {
+            // SAFETY: slot < num_slots, and index < max_blocks_per_slot because length <= capacity.
+            let block = i64::from(unsafe {
+                *args
+                    .block_table
+                    .add(slot * args.max_blocks_per_slot + index)
+            });
+            match usize::try_from(block) {
+                Ok(id) if id < args.num_blocks => self.blocks.push(id),
+                _ => {
+                    return Err(KernelError::Block {
+                        slot,
+                        index,
+                        block,
+                        num_blocks: args.num_blocks,
+                    });
+                }
+            }
+        }
+        let index = self.rows.len();
+        self.rows.push(Row {
+            token,
+            position,
+            block_start,
+            first_block,
+        });
+        // Late tiles see the most keys: first, so that no thread is left with a long one at the end.
+        let num_pairs = num_queries * group;
+        for tile in (0..num_pairs.div_ceil(MAX_ROWS)).rev() {
+            let (first, last) = (tile * MAX_ROWS, num_pairs.min((tile + 1) * MAX_ROWS));
+            let (low, high) = (
+                first_visible(position + first / group, args.window),
+                position + (last - 1) / group + 1,
+            );
+            for kv_head in 0..args.num_kv_heads {
+                self.items.push(Item {
+                    row: index,
+                    kv_head,
+                    first,
+                    last,
+                    low,
+                    high,
+                    split: None,
+                    partial: 0,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// With fewer items than keep all threads busy, cut those with many keys.
+    fn split_long(&mut self, args: &AttentionArgs) {
+        let enough = ITEMS_PER_THREAD * args.num_threads;
+        let count = self.items.len();
+        if args.num_threads == 1 || count == 0 || count >= enough {
+            return;
+        }
+        for index in 0..count {
+            let item = self.items[index];
+            let keys = item.high - item.low;
+            let parts = enough.div_ceil(count).min(keys / LEAST_SPLIT);
+            if parts < 2 {
+                continue;
+            }
+            let length = keys.div_ceil(parts);
+            let split = self.splits.len();
+            self.splits.push(Split {
+                partial: self.partials,
+                num_parts: keys.div_ceil(length),
+            });
+            for low in (item.low..item.high).step_by(length) {
+                let part = Item {
+                    low,
+                    high: item.high.min(low + length),
+                    split: Some(split),
+                    partial: self.partials,
+                    ..item
+                };
+                self.partials += item.partial_len(args.head_dim);
+                if low == item.low {
+                    self.items[index] = part;
+                } else {
+                    self.items.push(part);
+                }
+            }
+        }
+    }
+}
+
+/// The first position that a query at `position` sees.
+fn first_visible(position: usize, window: usize) -> usize {
+    if window == 0 {
+        0
+    } else {
+        (position + 1).saturating_sub(window)
+    }
+}
+
+fn query_start_error(index: usize, value: i32, args: &AttentionArgs) -> KernelError {
+    KernelError::QueryStart {
+        index,
+        value: i64::from(value),
+        num_tokens: args.num_tokens,
+    }
+}
+
+/// `address` is not null and a multiple of `align`.
+pub fn check_pointer<T>(
+    name: &'static str,
+    pointer: *const T,
+    align: usize,
+) -> Result<(), KernelError> {
+    if pointer.is_null() {
+        return Err(KernelError::Null(name));
+    }
+    if !(pointer as usize).is_multiple_of(align) {
+        return Err(KernelError::Unaligned { name, align });
+    }
+    Ok(())
+}
+
+/// The product of sizes times the bytes of a number fits in an address space.
+pub fn check_product(
+    name: &'static str,
+    sizes: &[usize],
+    bytes: usize,
+) -> Result<usize, KernelError> {
+    let product = sizes
+        .iter()
+        .try_fold(1usize, |product, &size| product.checked_mul(size));
+    product
+        .filter(|p| {
+            p.checked_mul(bytes)
+                .is_some_and(|total| isize::try_from(total).is_ok())
+        })
+        .ok_or(KernelError::Overflow(name))
+}
+
+fn check_sizes(args: &AttentionArgs) -> Result<(), KernelError> {
+    for (name, size) in [
+        ("num_slots", args.num_slots),
+        ("max_blocks_per_slot", args.max_blocks_per_slot),
+        ("num_blocks", args.num_blocks),
+        ("block_size", args.block_size),
+        ("num_heads", args.num_heads),
+        ("num_kv_heads", args.num_kv_heads),
+        ("head_dim", args.head_dim),
+        ("num_threads", args.num_threads),
+    ] {
+        if size == 0 {
+            return Err(KernelError::Zero(name));
+        }
+    }
+    if !args.num_heads.is_multiple_of(args.num_kv_heads) {
+        return Err(KernelError::HeadsNotGrouped {
+            heads: args.num_heads,
+            kv_heads: args.num_kv_heads,
+        });
+    }
+    for (name, value) in [("scale", args.scale), ("soft_cap", args.soft_cap)] {
+        if !value.is_finite() {
+            return Err(KernelError::NotFinite {
+                name,
+                value: value.to_string(),
+            });
+        }
+    }
+    let bytes = args.dtype.bytes();
+    let token = check_product(
+        "num_heads * head_dim",
+        &[args.num_heads, args.head_dim],
+        bytes,
+    )?;
+    if args.q_stride < token {
+        return Err(KernelError::ShortStride {
+            name: "q_stride",
+            stride: args.q_stride,
+            least: token,
+        });
+    }
+    check_product("q", &[args.num_tokens, args.q_stride], bytes)?;
+    check_product(
+        "kv_cache",
+        &[
+            args.num_blocks,
+            2,
+            args.num_kv_heads,
+            args.block_size,
+            args.head_dim,
+        ],
+        bytes,
+    )?;
+    check_product(
+        "block_table",
+        &[args.num_slots, args.max_blocks_per_slot],
+        4,
+    )?;
+    check_product(
+        "block_table * block_size",
+        &[args.max_blocks_per_slot, args.block_size],
+        1,
+    )?;
+    check_product("query_start", &[args.num_rows.saturating_add(1)], 4)?;
+    check_pointers(args, bytes)
+}
+
+fn check_pointers(args: &AttentionArgs, bytes: usize) -> Result<(), KernelError> {
+    check_pointer("query_start", args.query_start, 4)?;
+    if args.num_tokens > 0 {
+        check_pointer("q", args.q, bytes)?;
+        check_pointer("out", args.out.cast_const(), bytes)?;
+    }
+    if args.num_rows > 0 {
+        check_pointer("kv_cache", args.kv_cache, bytes)?;
+        check_pointer("row_slot", args.row_slot, 4)?;
+        check_pointer("kv_len", args.kv_len, 4)?;
+        check_pointer("block_table", args.block_table, 4)?;
+    }
+    Ok(())
+}
