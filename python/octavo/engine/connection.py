@@ -11,7 +11,7 @@ import itertools
 import json
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from octavo._core import EngineStats, OutputProcessor, Tokenizer, encode_call
 from octavo.engine.request import EngineRequest
@@ -34,8 +34,7 @@ class FrameProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost()
