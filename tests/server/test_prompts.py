@@ -1,4 +1,4 @@
-"""Prompts to ids: control tokens typed by users stay text, begin tokens aren't doubled, huge texts are refused early."""
+"""Prompts to ids: control tokens in messages stay text, begin tokens are not doubled, huge texts are refused early."""
 
 from __future__ import annotations
 

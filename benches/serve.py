@@ -1,0 +1,381 @@
+"""Load on an OpenAI-compatible server: open loop, latency percentiles, throughput, JSON, a plot.
+
+Requests arrive by a clock (Poisson, evenly, or all at once), not when earlier ones end, so a slow server shows its
+queue. The client is one asyncio protocol a request that looks at as few bytes as it can: 256 streams and the server
+share a small machine. Examples:
+
+    python benches/serve.py --url http://127.0.0.1:8000 --num-requests 200 --rate 4 --input-len 512 --output-len 128
+    python benches/serve.py --spawn "MODEL --runner fake --fake-step-ms 5" --concurrency 256 --output-len 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+PERCENTILES = (50, 90, 95, 99)
+WORDS = ("sea", "old", "book", "eight", "leaves", "sheet", "paper", "ink", "stone", "light", "wind", "bread", "house")
+
+
+@dataclass(slots=True)
+class Result:
+    """One request as the client saw it; times in seconds of `time.perf_counter`."""
+
+    start_s: float
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    arrivals_s: list[float] = field(default_factory=list)
+    """When bytes with text came."""
+    end_s: float = 0.0
+    error: str = ""
+
+
+class StreamProtocol(asyncio.Protocol):
+    """Sends one request and times what comes back; `done` is set at the end."""
+
+    def __init__(self, request: bytes, result: Result, done: asyncio.Future[None]) -> None:
+        self._request = request
+        self._result = result
+        self._done = done
+        self._head = b""
+        self._in_body = False
+        self._tail = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now_s = time.perf_counter()
+        if not self._in_body:
+            self._head += data
+            head, separator, data = self._head.partition(b"\r\n\r\n")
+            if not separator:
+                return
+            self._in_body = True
+            status = head[9:12]
+            if status != b"200":
+                self._result.error = f"HTTP {status.decode()}: {data[:200].decode(errors='replace')}"
+                self._finish(now_s)
+                return
+            if not data:
+                return
+        self._result.arrivals_s.append(now_s)
+        self._tail = (self._tail[-600:] if len(data) < 600 else b"") + data[-1200:]
+        if b"data: [DONE]" in data or b"data: [DONE]" in self._tail[-40:]:
+            self._read_usage()
+            self._finish(now_s)
+
+    def _read_usage(self) -> None:
+        at = self._tail.rfind(b'"usage":{')
+        if at < 0:
+            self._result.error = "no usage in the last chunk"
+            return
+        usage, _ = json.JSONDecoder().raw_decode(self._tail[at + len(b'"usage":') :].decode())
+        self._result.num_prompt_tokens = usage["prompt_tokens"]
+        self._result.num_output_tokens = usage["completion_tokens"]
+
+    def _finish(self, now_s: float) -> None:
+        self._result.end_s = now_s
+        assert self._transport is not None
+        self._transport.close()
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._done.done():
+            self._result.error = self._result.error or f"connection lost: {exc}"
+            self._result.end_s = time.perf_counter()
+            self._done.set_result(None)
+
+
+def make_prompts(args: argparse.Namespace) -> list[Any]:
+    """Random prompts; the first --prefix-len tokens or words are the same in all."""
+    rng = random.Random(args.seed)
+
+    def draw(count: int) -> list[Any]:
+        if args.prompt_kind == "ids":
+            return [rng.randrange(args.vocab_low, args.vocab_high) for _ in range(count)]
+        return rng.choices(WORDS, k=count)
+
+    prefix = draw(args.prefix_len)
+    prompts = [prefix + draw(args.input_len - args.prefix_len) for _ in range(args.num_requests)]
+    return prompts if args.prompt_kind == "ids" else [" ".join(words) for words in prompts]
+
+
+def make_request(args: argparse.Namespace, prompt: Any, model: str) -> bytes:
+    """The bytes of one HTTP request."""
+    body = {
+        "model": model,
+        "max_tokens": args.output_len,
+        "temperature": args.temperature,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if args.endpoint == "chat":
+        body["messages"] = [{"role": "user", "content": prompt}]
+        path = "/v1/chat/completions"
+    else:
+        body["prompt"] = prompt
+        path = "/v1/completions"
+    payload = json.dumps(body).encode()
+    key = f"Authorization: Bearer {args.api_key}\r\n" if args.api_key else ""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {urlsplit(args.url).netloc}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\n{key}\r\n"
+    )
+    return head.encode() + payload
+
+
+def arrival_times(args: argparse.Namespace) -> list[float]:
+    """Seconds from the start at which requests are sent."""
+    rng = random.Random(args.seed + 1)
+    at = 0.0
+    times = []
+    for _ in range(args.num_requests):
+        times.append(at)
+        if args.rate != float("inf"):
+            at += rng.expovariate(args.rate) if args.arrivals == "poisson" else 1 / args.rate
+    return times
+
+
+async def run_load(args: argparse.Namespace, requests: list[bytes]) -> list[Result]:
+    """Send all requests; the results in the order of sending."""
+    url = urlsplit(args.url)
+    host, port = url.hostname or "127.0.0.1", url.port or 80
+    loop = asyncio.get_running_loop()
+    slots = asyncio.Semaphore(args.concurrency or len(requests))
+    begin_s = time.perf_counter()
+
+    async def one(request: bytes, delay_s: float) -> Result:
+        wait_s = begin_s + delay_s - time.perf_counter()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        async with slots:
+            result = Result(time.perf_counter())
+            done: asyncio.Future[None] = loop.create_future()
+            try:
+                await loop.create_connection(lambda: StreamProtocol(request, result, done), host, port)
+            except OSError as error:
+                result.error, result.end_s = str(error), time.perf_counter()
+                return result
+            await done
+            return result
+
+    return await asyncio.gather(*map(one, requests, arrival_times(args)))
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Linear interpolation between the nearest ranks; nan for no values."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def latencies_ms(results: list[Result]) -> dict[str, list[float]]:
+    """Samples in milliseconds: time to first token, gaps between arrivals, time per output token, whole request."""
+    samples: dict[str, list[float]] = {"ttft": [], "itl": [], "tpot": [], "e2e": []}
+    for result in results:
+        first_s = result.arrivals_s[0]
+        samples["ttft"].append((first_s - result.start_s) * 1000)
+        samples["e2e"].append((result.end_s - result.start_s) * 1000)
+        samples["itl"] += [(b - a) * 1000 for a, b in zip(result.arrivals_s, result.arrivals_s[1:], strict=False)]
+        if result.num_output_tokens > 1:
+            samples["tpot"].append((result.end_s - first_s) * 1000 / (result.num_output_tokens - 1))
+    return samples
+
+
+def summarize(results: list[Result], args: argparse.Namespace) -> dict[str, Any]:
+    """Everything that is reported, as plain data."""
+    good = [result for result in results if not result.error and result.arrivals_s]
+    failed = [result.error or "empty answer" for result in results if result.error or not result.arrivals_s]
+    if not good:
+        raise SystemExit(f"no request succeeded; the first error: {failed[0]}")
+    wall_s = max(result.end_s for result in good) - min(result.start_s for result in good)
+    num_output = sum(result.num_output_tokens for result in good)
+    num_prompt = sum(result.num_prompt_tokens for result in good)
+    summary: dict[str, Any] = {
+        "num_requests": len(results),
+        "num_failed": len(failed),
+        "first_error": failed[0] if failed else None,
+        "wall_s": wall_s,
+        "requests_per_s": len(good) / wall_s,
+        "prompt_tokens_per_s": num_prompt / wall_s,
+        "output_tokens_per_s": num_output / wall_s,
+        "num_output_tokens": num_output,
+        "settings": {k: v for k, v in vars(args).items() if k != "api_key" and not isinstance(v, Path)},
+    }
+    for name, values in latencies_ms(good).items():
+        summary[f"{name}_ms"] = {
+            "mean": sum(values) / len(values) if values else float("nan"),
+            **{f"p{p}": percentile(values, p) for p in PERCENTILES},
+        }
+    return summary
+
+
+def show(summary: dict[str, Any]) -> str:
+    """The summary as lines for people."""
+    lines = [
+        f"requests        {summary['num_requests']} ({summary['num_failed']} failed) in {summary['wall_s']:.2f} s, "
+        f"{summary['requests_per_s']:.2f} a second",
+        f"tokens a second {summary['output_tokens_per_s']:.0f} out, {summary['prompt_tokens_per_s']:.0f} in",
+        f"{'ms':<8}" + "".join(f"{name:>10}" for name in ("mean", *(f"p{p}" for p in PERCENTILES))),
+    ]
+    for name in ("ttft", "itl", "tpot", "e2e"):
+        lines.append(f"{name:<8}" + "".join(f"{value:>10.2f}" for value in summary[f"{name}_ms"].values()))
+    for process, seconds in summary.get("cpu_s", {}).items():
+        rate = summary["num_output_tokens"] / seconds if seconds else float("inf")
+        lines.append(f"cpu {process:<12}{seconds:.2f} s, {rate:.0f} output tokens a CPU second")
+    if summary["first_error"]:
+        lines.append(f"first error: {summary['first_error']}")
+    return "\n".join(lines)
+
+
+def plot(results: list[Result], path: Path) -> None:
+    """Distributions of the latencies, one panel each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    samples = latencies_ms([result for result in results if not result.error and result.arrivals_s])
+    figure, panels = pyplot.subplots(1, len(samples), figsize=(4 * len(samples), 3.2), layout="constrained")
+    for panel, (name, values) in zip(panels, samples.items(), strict=True):
+        ordered = sorted(values)
+        panel.plot(ordered, [(i + 1) / len(ordered) for i in range(len(ordered))])
+        panel.set_title(name)
+        panel.set_xlabel("ms")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("share of samples")
+    figure.savefig(path, dpi=120)
+
+
+def get(url: str, api_key: str | None) -> Any:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+class Spawned:
+    """`octavo serve` as a child of the bench, ready on entry."""
+
+    def __init__(self, arguments: str, port: int, timeout_s: float) -> None:
+        command = [sys.executable, "-m", "octavo.cli", "serve", *shlex.split(arguments), "--port", str(port)]
+        self._process = subprocess.Popen(command)
+        self._url = f"http://127.0.0.1:{port}"
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> Spawned:
+        deadline_s = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline_s and self._process.poll() is None:
+            try:
+                get(f"{self._url}/ready", None)
+            except (OSError, urllib.error.HTTPError):
+                time.sleep(0.1)
+            else:
+                return self
+        self._process.kill()
+        raise SystemExit(f"the spawned server was not ready within {self._timeout_s:g} s")
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(30)
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far of the API process and of its child, the engine."""
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return {"api": _cpu_s(pid), **{f"engine-{i}": _cpu_s(int(child)) for i, child in enumerate(children)}}
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    target = parser.add_argument_group("server")
+    target.add_argument("--url", default="http://127.0.0.1:8000")
+    target.add_argument("--spawn", help="start `octavo serve` with these arguments and stop it at the end")
+    target.add_argument("--spawn-timeout", type=float, default=600.0, metavar="S")
+    target.add_argument("--model", help="default: the first of /v1/models")
+    target.add_argument("--api-key")
+    target.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
+    load = parser.add_argument_group("load")
+    load.add_argument("--num-requests", type=int, default=256)
+    load.add_argument("--rate", type=float, default=float("inf"), help="requests a second; default: all at once")
+    load.add_argument("--arrivals", choices=("poisson", "even"), default="poisson")
+    load.add_argument("--concurrency", type=int, default=0, help="most requests in flight; 0: no limit")
+    load.add_argument("--input-len", type=int, default=128, help="tokens (or words) of a prompt")
+    load.add_argument("--output-len", type=int, default=128)
+    load.add_argument("--prefix-len", type=int, default=0, help="tokens (or words) that all prompts share")
+    load.add_argument("--prompt-kind", choices=("ids", "text"), default="ids")
+    load.add_argument("--vocab-low", type=int, default=300)
+    load.add_argument("--vocab-high", type=int, default=10_000)
+    load.add_argument("--temperature", type=float, default=0.0)
+    load.add_argument("--seed", type=int, default=0)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=Path, help="write the summary here")
+    output.add_argument("--plot", type=Path, help="write distributions here (PNG; needs matplotlib)")
+    args = parser.parse_args()
+    if args.endpoint == "chat":
+        args.prompt_kind = "text"
+    return args
+
+
+def measure(args: argparse.Namespace, spawned: Spawned | None) -> None:
+    """Run the load and report."""
+    model = args.model or get(f"{args.url}/v1/models", args.api_key)["data"][0]["id"]
+    requests = [make_request(args, prompt, model) for prompt in make_prompts(args)]
+    before = spawned.cpu_s() if spawned else {}
+    results = run(run_load(args, requests))
+    after = spawned.cpu_s() if spawned else {}
+    summary = summarize(results, args)
+    if spawned:
+        summary["cpu_s"] = {name: after[name] - before.get(name, 0.0) for name in after}
+        summary["cpu_s"]["client"] = time.process_time()
+    print(show(summary))
+    if args.json:
+        args.json.write_text(json.dumps(summary, indent=2) + "\n")
+    if args.plot:
+        plot(results, args.plot)
+
+
+def run(main: Any) -> Any:
+    """On uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+if __name__ == "__main__":
+    parsed = parse_args()
+    if parsed.spawn is None:
+        measure(parsed, None)
+    else:
+        with Spawned(parsed.spawn, urlsplit(parsed.url).port or 8000, parsed.spawn_timeout) as server:
+            measure(parsed, server)
