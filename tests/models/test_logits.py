@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from paged_driver import PagedDriver
-from tiny_models import CASES, NATIVE_PREFIXES, load, make_reference, save
+from tiny_models import CASES, NATIVE_PREFIXES, load, make_reference, read_config, save
 from torch import Tensor
 
 from octavo.models.base import CausalLM
@@ -36,6 +36,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder: Path = save(reference, tmp_path_factory.mktemp(request.param))
     model = load(folder)
     assert isinstance(model, Decoder) == (CASES[request.param][0] in NATIVE_PREFIXES)
+    config = read_config(folder)  # what the memory plan goes by
+    for spec in model.attention_specs:
+        assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
     return Pair(reference, model)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,7 @@ REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, dict[str, Any]], str]] = {
     ),
     "not a causal LM": ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "not a decoder"),
     "attention not routed": (("Bloom", {}), "0 of 3 layers"),
+    "attention by a table of classes": (("Falcon", {}), "its attention can't be replaced"),
     "bias on scores": (("Mpt", {"n_layers": 3, "n_heads": 4, "d_model": 64}), "MptForCausalLM"),
     "attention sinks": (("GptOss", {"num_local_experts": 4, "head_dim": 16}), "attention sinks"),
     "state space": (("Mamba2", {"num_heads": 8, "head_dim": 16}), "convolutions over tokens"),
@@ -136,6 +139,19 @@ REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, dict[str, Any]], str]] = {
     "unknown activation": (("Llama", {"hidden_act": "tanh"}), "hidden_act 'tanh'"),
 }
 """What -> (config.json fields, or a Transformers class and its fields; part of the message)."""
+
+
+def test_native_models_do_without_transformers() -> None:
+    """Importing it takes seconds."""
+    program = (
+        "import sys, torch; from octavo.models.config import normalize_config; from octavo.models import registry\n"
+        "raw = dict(architectures=['LlamaForCausalLM'], model_type='llama', hidden_size=8, num_attention_heads=2,\n"
+        "    num_hidden_layers=1, vocab_size=9, intermediate_size=8)\n"
+        "registry.build_model(normalize_config(raw), dtype=torch.float32, device=torch.device('cpu'))\n"
+        "print('transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -86,8 +86,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     "gpt2": ("GPT2", GPT2_SMALL),
     "gpt2-scaled": ("GPT2", {**GPT2_SMALL, "scale_attn_by_inverse_layer_idx": True, "n_inner": 80, "pad_token_id": 0}),
-    "gpt-neox": ("GPTNeoX", {"tie_word_embeddings": False}),
-    "gpt-neox-serial": ("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
+    "gpt-neox": ("GPTNeoX", {"num_key_value_heads": 4}),
+    "gpt-neox-serial": ("GPTNeoX", {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False}),
     "phi3": ("Phi3", {}),
     "phi3-window": ("Phi3", {"sliding_window": 11, "tie_word_embeddings": True}),
     "phi3-longrope": ("Phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 128}),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0}),
     "cohere": ("Cohere", {"logit_scale": 0.25}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
-    "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
 

@@ -44,7 +44,8 @@ def build_on_meta(config: NormalConfig, dtype: torch.dtype) -> Any:
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION)
     except Exception as error:  # foreign code, any error means the same
-        raise ModelError(f"Transformers can't build {config.architecture} from this config.json: {error}") from error
+        reason = "its attention can't be replaced" if error.args == (ATTENTION,) else str(error)
+        raise ModelError(f"Transformers can't build {config.architecture} for Octavo: {reason}") from error
     for module in model.modules():
         if isinstance(module, transformers.PreTrainedModel):  # this warning would read token ids on the host
             module.warn_if_padding_and_no_attention_mask = lambda input_ids, attention_mask: None
