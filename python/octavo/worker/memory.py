@@ -32,6 +32,8 @@ CUDA_RESERVE_BYTES = 512 << 20
 """For what is not counted: library workspaces, fragmentation, graph bookkeeping of the driver."""
 GRAPH_BYTES = 16 << 20
 """A captured graph's own memory, roughly; intermediate tensors are in `activation_bytes`."""
+MAX_SHARE = 0.98
+FEW_TOKENS = 1024
 USEFUL_BATCHES = 4
 """Without an explicit size, the cache holds at most so many full batches of the longest context."""
 
@@ -127,12 +129,8 @@ def usage_of(config: EngineConfig, model: NormalConfig, weight_bytes: int) -> Us
     )
 
 
-def cache_blocks(config: EngineConfig, device: DeviceFacts, usage: Usage, block_bytes: int, useful_blocks: int) -> int:
-    """Blocks of the KV cache, as flags and memory allow; ConfigError when not even the rest fits."""
-    room = usable_bytes(config, device) - usage.total
-    if room < 2 * block_bytes:
-        what = f"weights and activations take {_gib(usage.total)}"
-        _does_not_fit(config, device, usage.total + 2 * block_bytes, what)
+def cache_blocks(config: EngineConfig, device: DeviceFacts, room: int, block_bytes: int, useful_blocks: int) -> int:
+    """Blocks of the KV cache in `room` bytes, as flags say; ConfigError when they ask for more."""
     blocks, asked = config.cache.num_gpu_blocks_override, config.cache.kv_cache_memory_bytes
     if blocks is not None:
         if blocks * block_bytes > room:
@@ -163,24 +161,6 @@ def usable_bytes(config: EngineConfig, device: DeviceFacts) -> int:
     return min(share - in_use, device.free_bytes) - CUDA_RESERVE_BYTES
 
 
-def _does_not_fit(config: EngineConfig, device: DeviceFacts, need_bytes: int, what: str, *others: str) -> NoReturn:
-    """Raise the error: what does not fit, and each change that would make it fit."""
-    ways = list(others)
-    if device.kind == "cuda":
-        in_use = device.total_bytes - device.free_bytes
-        share = math.ceil(100 * (need_bytes + CUDA_RESERVE_BYTES + in_use) / device.total_bytes) / 100
-        if config.cache.gpu_memory_utilization < share <= 0.98:
-            ways.append(f"--gpu-memory-utilization {share:.2f}")
-    if not ways:
-        if limits_of(config).max_num_batched_tokens > 1024:
-            ways.append("--max-num-batched-tokens 1024")
-        if config.model.dtype == "float32":
-            ways.append("--dtype bfloat16")
-        ways.append(f"a device with {_gib(need_bytes)} free")
-    usable = _gib(max(0, usable_bytes(config, device)))
-    raise ConfigError(f"the model does not fit: {what}, usable on {device.name}: {usable}; use {' or '.join(ways)}")
-
-
 def plan_memory(
     config: EngineConfig, source: ModelSource, model: NormalConfig, device: DeviceFacts, weight_bytes: int
 ) -> MemoryPlan:
@@ -191,8 +171,16 @@ def plan_memory(
     asked = config.model.max_model_len
     wanted_len = asked if isinstance(asked, int) else model.max_position_embeddings
     useful_blocks = USEFUL_BATCHES * limits.max_num_seqs * math.ceil(wanted_len / limits.block_size) + 1
-    num_blocks = cache_blocks(config, device, usage, token_bytes * limits.block_size, useful_blocks)
-    max_model_len = _context(config, device, usage, num_blocks, token_bytes, wanted_len)
+    block_bytes = token_bytes * limits.block_size
+    room = usable_bytes(config, device) - usage.total
+    if room < 2 * block_bytes:
+        _weights_do_not_fit(config, model, device, usage, 2 * block_bytes)
+    num_blocks = cache_blocks(config, device, room, block_bytes, useful_blocks)
+    max_model_len = wanted_len
+    if wanted_len > (num_blocks - 1) * limits.block_size:
+        if asked != "auto" or num_blocks < 2:
+            _context_does_not_fit(config, device, usage, num_blocks, block_bytes, wanted_len)
+        max_model_len = (num_blocks - 1) * limits.block_size
     return MemoryPlan(
         config=replace(config, model=replace(config.model, max_model_len=max_model_len)),
         device=device,
@@ -206,26 +194,59 @@ def plan_memory(
     )
 
 
-def _context(
-    config: EngineConfig, device: DeviceFacts, usage: Usage, num_blocks: int, token_bytes: int, wanted_len: int
-) -> int:
-    """The context asked for if `num_blocks` hold it, for "auto" the longest that they hold; else an error."""
+def _larger_share(device: DeviceFacts, need_bytes: int) -> list[str]:
+    """The share of a CUDA device's memory with which `need_bytes` fit, if there is one."""
+    if device.kind == "cpu":
+        return []
+    in_use = device.total_bytes - device.free_bytes
+    share = math.ceil(100 * (need_bytes + CUDA_RESERVE_BYTES + in_use) / device.total_bytes) / 100
+    return [f"--gpu-memory-utilization {share:.2f}"] if share <= MAX_SHARE else []
+
+
+def _weights_do_not_fit(
+    config: EngineConfig, model: NormalConfig, device: DeviceFacts, usage: Usage, least_kv_bytes: int
+) -> NoReturn:
+    """ConfigError that names each single change with which weights, activations and a least cache fit."""
+    usable, need_bytes = usable_bytes(config, device), usage.total + least_kv_bytes
+    ways = _larger_share(device, need_bytes)
+    fewer = replace(config, scheduler=replace(config.scheduler, max_num_batched_tokens=FEW_TOKENS))
+    fewer_bytes = usage_of(fewer, model, usage.weight_bytes).total + least_kv_bytes
+    if fewer_bytes <= usable:
+        ways.append(f"--max-num-batched-tokens {FEW_TOKENS}")
+    elif not ways:
+        ways += [f"--max-num-batched-tokens {FEW_TOKENS} {share}" for share in _larger_share(device, fewer_bytes)]
+    shorter = replace(config, model=replace(config.model, dtype="bfloat16"))
+    halved = usage.weight_bytes // 2 + (1 << 20)  # tables that stay float32
+    if config.model.dtype == "float32" and usage_of(shorter, model, halved).total + least_kv_bytes <= usable:
+        ways.append("--dtype bfloat16")
+    fix = " or ".join(ways) or f"a device with {_gib(need_bytes)} free"
+    raise ConfigError(
+        f"the model does not fit: it takes {_gib(usage.total)} ({_gib(usage.weight_bytes)} of weights) and"
+        f" {_gib(max(0, usable))} of {device.name} may be used; use {fix}"
+    )
+
+
+def _context_does_not_fit(
+    config: EngineConfig, device: DeviceFacts, usage: Usage, num_blocks: int, block_bytes: int, wanted_len: int
+) -> NoReturn:
+    """ConfigError that names each single change with which one sequence of the wanted length fits."""
     block_size = limits_of(config).block_size
-    fit_len = max(0, num_blocks - 1) * block_size
-    if wanted_len <= fit_len:
-        return wanted_len
-    if config.model.max_model_len == "auto" and fit_len:
-        return fit_len
     blocks = math.ceil(wanted_len / block_size) + 1
-    kv_bytes = blocks * block_size * token_bytes
+    fit_len = max(0, num_blocks - 1) * block_size
+    room, need_bytes = usable_bytes(config, device) - usage.total, blocks * block_bytes
     ways = [f"--max-model-len {fit_len}"] if fit_len else []
     if config.cache.num_gpu_blocks_override is not None:
-        ways.append(f"--num-gpu-blocks-override {blocks}")
-    elif device.kind == "cpu" and kv_bytes <= usable_bytes(config, device) - usage.total:
-        ways.append(f"--kv-cache-memory-bytes {kv_bytes}")
-    need, have = _gib(kv_bytes), _gib(fit_len * token_bytes)
-    what = f"a context of {wanted_len} tokens takes {need} of KV cache, {have} are there"
-    _does_not_fit(config, device, usage.total + kv_bytes, what, *ways)
+        ways += [f"--num-gpu-blocks-override {blocks}"] if need_bytes <= room else []
+    elif config.cache.kv_cache_memory_bytes is not None or device.kind == "cpu":
+        ways += [f"--kv-cache-memory-bytes {min(need_bytes, room)}"] if need_bytes <= room or not fit_len else []
+    else:
+        ways += _larger_share(device, usage.total + need_bytes)
+    fix = " or ".join(ways) or f"a device with {_gib(usage.total + need_bytes)} free"
+    raise ConfigError(
+        f"a context of {wanted_len} tokens takes {_gib(need_bytes)} of KV cache, and there are"
+        f" {_gib(num_blocks * block_bytes)} beside {_gib(usage.total)} for the model on {device.name}; use {fix}",
+        "max_model_len",
+    )
 
 
 def make_plan(config: EngineConfig, progress: Progress | None = None) -> MemoryPlan:

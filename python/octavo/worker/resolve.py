@@ -60,13 +60,16 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
     if backend == "cpu" and device.kind == "cuda":
         raise ConfigError("--attention-backend cpu contradicts the CUDA device: add --device cpu", "attention_backend")
     eager = config.execution.enforce_eager or device.kind == "cpu" or backend not in GRAPH_BACKENDS
-    sizes = config.execution.cuda_graph_sizes or graph_sizes(scheduler.max_num_seqs or defaults["max_num_seqs"])
+    most_rows = min(scheduler.max_num_seqs or 0, scheduler.max_num_batched_tokens or 0)
+    sizes = sorted(set(config.execution.cuda_graph_sizes)) or graph_sizes(most_rows)
+    if sizes[-1] > most_rows:
+        raise ConfigError(f"--cuda-graph-sizes {sizes[-1]}: a step has at most {most_rows} rows", "cuda_graph_sizes")
     execution = replace(
         config.execution,
         device=device.kind,
         attention_backend=backend,
         enforce_eager=eager,
-        cuda_graph_sizes=[] if eager else sorted(set(sizes)),
+        cuda_graph_sizes=[] if eager else sizes,
         cpu_threads=config.execution.cpu_threads or device.num_cores,
     )
     model = replace(
