@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import select
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +73,16 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     return folder
+
+
+async def ended(pid: int) -> None:
+    """Wait for the end of any process."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ready, _, _ = await asyncio.to_thread(select.select, [handle], [], [], 30)
+    finally:
+        os.close(handle)
+    assert ready, f"process {pid} is still there"
