@@ -280,7 +280,8 @@ class Spawned:
     """`octavo serve` as a child of the bench, ready on entry."""
 
     def __init__(self, arguments: str, port: int, timeout_s: float) -> None:
-        command = [sys.executable, "-m", "octavo.cli", "serve", *shlex.split(arguments), "--port", str(port)]
+        code = "import sys; from octavo.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, "serve", *shlex.split(arguments), "--port", str(port)]
         self._process = subprocess.Popen(command)
         self._url = f"http://127.0.0.1:{port}"
         self._timeout_s = timeout_s
