@@ -7,7 +7,7 @@ The end of the stream tells each of the other's death. Requests and outputs go t
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from octavo.config import ENGINE_SECTIONS, EngineConfig
@@ -21,15 +21,24 @@ def encode(kind: str, **values: Any) -> bytes:
     return json.dumps({"kind": kind, **values}).encode() + b"\n"
 
 
-def start_message(config: EngineConfig, socket_path: str) -> bytes:
-    return encode("start", config=asdict(config), socket_path=socket_path)
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the child is told first."""
 
+    config: EngineConfig
+    socket_path: str
+    """Where it serves frames."""
+    log_level: int
+    """The parent's: the least severe of the standard library's levels that is shown."""
 
-def read_start(line: bytes) -> tuple[EngineConfig, str]:
-    """The config and the path of the frame socket."""
-    message = json.loads(line)
-    sections = {name: ENGINE_SECTIONS[name](**values) for name, values in message["config"].items()}
-    return EngineConfig(**sections), message["socket_path"]
+    def encode(self) -> bytes:
+        return encode("start", **asdict(self))
+
+    @classmethod
+    def decode(cls, line: bytes) -> Start:
+        message = json.loads(line)
+        sections = {name: ENGINE_SECTIONS[name](**values) for name, values in message["config"].items()}
+        return cls(EngineConfig(**sections), message["socket_path"], message["log_level"])
 
 
 def error_message(error: Exception) -> bytes:

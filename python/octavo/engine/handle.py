@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
 import signal
 import socket
@@ -46,11 +47,17 @@ def describe_exit(code: int) -> str:
 class EngineHandle:
     """A running engine process. `start` returns one; then `ready`, then `ended`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        socket_path: str,
+    ) -> None:
+        self.socket_path = socket_path
         self._process = process
         self._reader = reader
         self._writer = writer
-        self.socket_path = ""
 
     @property
     def pid(self) -> int:
@@ -66,10 +73,10 @@ class EngineHandle:
                 command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        handle = cls(process, reader, writer)
-        handle.socket_path = str(private_folder() / "engine.sock")
-        writer.write(control.start_message(config, handle.socket_path))
-        return handle
+        socket_path = str(private_folder() / "engine.sock")
+        level = logging.getLogger("octavo").getEffectiveLevel()
+        writer.write(control.Start(config, socket_path, level).encode())
+        return cls(process, reader, writer, socket_path)
 
     async def _read(self) -> bytes:
         """The next line; b"" when the process is gone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ from octavo.errors import OctavoError
 CRASH_EXIT_CODE = 70
 IDLE_WAIT_S = 60.0
 STOP_GRACE_S = 10.0
+LOG_FORMAT = "%(levelname).1s %(asctime)s %(name)s: %(message)s"
 
 
 class ControlSocket:
@@ -109,15 +111,16 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     pipe = ControlSocket(fd)
-    config, socket_path = control.read_start(pipe.read())
+    start = control.Start.decode(pipe.read())
+    logging.basicConfig(level=start.log_level, format=LOG_FORMAT)
     pipe.watch()
     try:
-        loop = build_engine(config, pipe.report)
+        loop = build_engine(start.config, pipe.report)
     except Exception as error:
         if not isinstance(error, OctavoError):
             traceback.print_exc()
         pipe.send(control.error_message(error))
         sys.exit(1)
-    code = serve(pipe, loop, socket_path)
+    code = serve(pipe, loop, start.socket_path)
     if code:
         os._exit(code)  # the teardown of a broken device context may hang, and the parent waits

@@ -16,7 +16,7 @@ def wants_bar(use_tqdm: bool | None) -> bool:
 
 
 class LoadBar:
-    """One bar per stage of loading; call it with (stage, fraction)."""
+    """One bar per stage of loading; call it with (stage, fraction). A stage of several lines is shown as it is."""
 
     def __init__(self, use_tqdm: bool | None) -> None:
         self._shown = wants_bar(use_tqdm)
@@ -25,6 +25,10 @@ class LoadBar:
 
     def __call__(self, stage: str, fraction: float) -> None:
         if not self._shown:
+            return
+        if "\n" in stage:
+            self.close()
+            print(stage, file=sys.stderr)
             return
         if stage != self._stage:
             self.close()
