@@ -189,6 +189,6 @@ def _tensor_bytes(path: Path, name: str, shape: tuple[int, ...], kind: int) -> i
     if kind not in _block_sizes():
         raise ModelError(f"{path}: tensor {name} has the unknown type {kind}")
     block, block_bytes = _block_sizes()[kind]
-    if shape and shape[-1] % block:
-        raise ModelError(f"{path}: the file is corrupt: rows of tensor {name} are no multiple of {block} elements")
+    if not shape or 0 in shape or shape[-1] % block:
+        raise ModelError(f"{path}: the file is corrupt: tensor {name} has the shape {shape}, rows of {block}s")
     return math.prod(shape) // block * block_bytes

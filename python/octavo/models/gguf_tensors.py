@@ -130,14 +130,16 @@ def restore(file: GGUFFile, name: str) -> Callable[[Tensor], Tensor]:
         heads: int = file.metadata[f"{architecture}.attention.head_count"]
         kv_heads: int = file.metadata.get(f"{architecture}.attention.head_count_kv", heads)
         if ".q_proj." in name:
-            return lambda t: _unpermute(t, heads)
+            return lambda t: _unpermute(file, name, t, heads)
         if ".k_proj." in name:
-            return lambda t: _unpermute(t, kv_heads)
+            return lambda t: _unpermute(file, name, t, kv_heads)
     return lambda t: t
 
 
-def _unpermute(rows: Tensor, num_heads: int) -> Tensor:
+def _unpermute(file: GGUFFile, name: str, rows: Tensor, num_heads: int) -> Tensor:
     """Row order [head, i, half] -> [head, half, i]: the two halves of a head one after the other again."""
+    if num_heads < 1 or rows.shape[0] % (2 * num_heads):
+        raise ModelError(f"{file.path}: {rows.shape[0]} rows of {name} do not divide into {num_heads} heads")
     pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 
