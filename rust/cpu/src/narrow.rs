@@ -4,7 +4,7 @@ use crate::attention::Call;
 use crate::element::Element;
 use crate::plan::Item;
 use crate::scratch::{CHUNK, Scratch};
-use crate::simd::Simd;
+use crate::simd::{Simd, prefetch};
 
 /// Pairs that fit in registers; with more, lanes of queries (wide.rs) do better.
 pub const MAX_PAIRS: usize = 8;
@@ -18,6 +18,8 @@ struct Work<'a, E> {
     /// `[pairs, CHUNK]`, scores and then weights.
     score: *mut f32,
     keys: &'a [*const E],
+    /// Those of the next chunk: pages lie anywhere in memory, where no hardware prefetcher finds them.
+    next: &'a [*const E],
     value_offset: usize,
     dim: usize,
 }
@@ -52,7 +54,7 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
     scratch: &mut Scratch,
 ) {
     let dim = call.args.head_dim;
-    let mut keys = [std::ptr::null::<E>(); CHUNK];
+    let mut next = [std::ptr::null::<E>(); CHUNK];
     let (mut greatest, mut sum) = ([f32::MIN; M], [0.0; M]);
     let (query, out) = (scratch.query.take(M * dim), scratch.out.take(M * dim));
     let score = scratch.score.take(M * CHUNK);
@@ -66,14 +68,18 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
                 S::store(out.add(m * dim + d), S::splat(0.0));
             }
         }
+        call.keys(item, item.low, &mut next[..CHUNK.min(item.high - item.low)]);
         for low in (item.low..item.high).step_by(CHUNK) {
             let count = CHUNK.min(item.high - low);
-            call.keys(item, low, &mut keys[..count]);
+            let next_count = CHUNK.min(item.high - low - count);
+            let keys = next;
+            call.keys(item, low + count, &mut next[..next_count]);
             let work = Work {
                 query,
                 out,
                 score,
                 keys: &keys[..count],
+                next: &next[..next_count],
                 value_offset: call.value_offset(),
                 dim,
             };
@@ -97,6 +103,10 @@ unsafe fn scores<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>) {
     // SAFETY: keys are valid for dim elements, LANES divides dim.
     unsafe {
         for (j, &key) in work.keys.iter().enumerate() {
+            if let Some(&next) = work.next.get(j) {
+                prefetch(next, work.dim);
+                prefetch(next.wrapping_add(work.value_offset), work.dim);
+            }
             let mut acc = [S::splat(0.0); M];
             let mut d = 0;
             while d < work.dim {

@@ -6,6 +6,19 @@ pub mod avx2;
 pub mod avx512;
 pub mod portable;
 
+/// Ask for the cache lines of `count` elements at `source`, to be read soon.
+#[inline(always)]
+pub fn prefetch<T>(source: *const T, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..count * size_of::<T>()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch of any address is harmless, and SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(source.wrapping_byte_add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (source, count);
+}
+
 /// One instruction set. Every method must be inlined into a function compiled for that set.
 ///
 /// # Safety
