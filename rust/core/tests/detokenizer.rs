@@ -75,8 +75,12 @@ fn reference(decoder: Option<DecoderWrapper>) -> Reference {
         .unwrap();
     let mut reference = Reference::new(model);
     reference.with_decoder(decoder);
-    reference.add_special_tokens(&SPECIALS.map_tokens(true));
-    reference.add_tokens(&["two words", "über"].map_tokens(false));
+    reference
+        .add_special_tokens(SPECIALS.map_tokens(true))
+        .unwrap();
+    reference
+        .add_tokens(["two words", "über"].map_tokens(false))
+        .unwrap();
     reference
 }
 
@@ -100,8 +104,8 @@ fn blanks() -> DecoderWrapper {
     Replace::new("▁", " ").unwrap().into()
 }
 
-fn sequence(decoders: Vec<DecoderWrapper>) -> Option<DecoderWrapper> {
-    Some(Sequence::new(decoders).into())
+fn sequence(decoders: Vec<DecoderWrapper>) -> DecoderWrapper {
+    Sequence::new(decoders).into()
 }
 
 fn decoders() -> Vec<(&'static str, Option<DecoderWrapper>)> {
@@ -112,30 +116,34 @@ fn decoders() -> Vec<(&'static str, Option<DecoderWrapper>)> {
         ("byte level", Some(ByteLevel::default().into())),
         (
             "llama",
-            sequence(vec![
+            Some(sequence(vec![
                 blanks(),
                 fallback(),
                 fuse(),
                 Strip::new(' ', 1, 0).into(),
-            ]),
+            ])),
         ),
-        ("gemma", sequence(vec![blanks(), fallback(), fuse()])),
+        ("gemma", Some(sequence(vec![blanks(), fallback(), fuse()]))),
         (
             "two blanks",
-            sequence(vec![
+            Some(sequence(vec![
                 blanks(),
                 fallback(),
                 fuse(),
                 Strip::new(' ', 2, 0).into(),
-            ]),
+            ])),
         ),
         (
             "each stripped",
-            sequence(vec![blanks(), fallback(), Strip::new(' ', 1, 0).into()]),
+            Some(sequence(vec![
+                blanks(),
+                fallback(),
+                Strip::new(' ', 1, 0).into(),
+            ])),
         ),
         (
             "metaspace after bytes",
-            sequence(vec![fallback(), metaspace(PrependScheme::Always)]),
+            Some(sequence(vec![fallback(), metaspace(PrependScheme::Always)])),
         ),
         ("metaspace", Some(metaspace(PrependScheme::Always))),
         (
@@ -344,7 +352,9 @@ fn decoders_that_need_the_whole_text_are_refused_by_name() {
             .to_string()
     };
     assert!(refused(Some(CTC::default().into())).contains("CTC"));
-    assert!(refused(sequence(vec![Fuse::new().into(), blanks()])).contains("Replace after Fuse"));
+    assert!(
+        refused(Some(sequence(vec![Fuse::new().into(), blanks()]))).contains("Replace after Fuse")
+    );
     assert!(refused(Some(Strip::new(' ', 0, 1).into())).contains("Strip at the end"));
     let broken = Tokenizer::from_json(b"{\"version\"")
         .unwrap_err()
