@@ -57,7 +57,9 @@ class PromptEncoder:
     ) -> list[int]:
         """Ids of chat messages; `options` go to `ChatTemplate.render`."""
         tokenizer = self._need_tokenizer()
-        hidden, literals = self._hide_literals(messages)
+        typed = _all_text(messages)
+        self.check_length(typed, "messages")
+        hidden, literals = self._hide_literals(messages, typed)
         text = self.template.render(hidden, **options)
         self.check_length(text, "messages")
         if not literals:
@@ -104,10 +106,13 @@ class PromptEncoder:
         body["post_processor"] = None
         return Tokenizer.from_json(json.dumps(body).encode())
 
-    def _hide_literals(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, str]]:
-        """Messages with every special token's text replaced by a mark, and what the marks stand for."""
+    def _hide_literals(self, messages: Sequence[Message], typed: str) -> tuple[Sequence[Message], dict[str, str]]:
+        """Messages with every special token's text replaced by a mark, and what the marks stand for.
+
+        `typed` is all text of the messages.
+        """
         specials = self._specials
-        if specials is None or not isinstance(messages, list) or not specials.search(_all_text(messages)):
+        if specials is None or not specials.search(typed):
             return messages, {}
         nonce = secrets.token_hex(8)
         literals: dict[str, str] = {}
@@ -122,7 +127,7 @@ class PromptEncoder:
                 return specials.sub(mark, value)
             if isinstance(value, Mapping):
                 return {key: walk(item) for key, item in value.items()}
-            return [walk(item) for item in value] if isinstance(value, list) else value
+            return [walk(item) for item in value] if isinstance(value, list | tuple) else value
 
         return [walk(message) for message in messages], literals
 
@@ -159,6 +164,6 @@ def _all_text(value: object) -> str:
             out.append(item)
         elif isinstance(item, Mapping):
             todo.extend(item.values())
-        elif isinstance(item, list):
+        elif isinstance(item, list | tuple):
             todo.extend(item)
     return "\n".join(out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from octavo._core import Tokenizer
@@ -158,7 +158,10 @@ class FakeLLM:
         return stream
 
     async def call(self, name: str, **args: Any) -> dict[str, Any]:
-        self.num_pings += 1
         if not self.answers:
             await asyncio.Event().wait()
+        if name == "stats":
+            return asdict(FakeStats())
+        assert name == "ping"
+        self.num_pings += 1
         return {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeLLM
+from fake_engine import FakeLLM, FakeStats
 
 from octavo.config import ServerConfig
 from octavo.server.app import make_app
@@ -102,6 +102,12 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
         'octavo:http_responses_total{path="/v1/chat/completions",status="200"} 1.0',
     ):
         assert line in text.splitlines(), line
+
+
+async def test_metrics_of_a_busy_engine_are_the_newest_known(client: httpx.AsyncClient, llm: FakeLLM) -> None:
+    llm.answers = False
+    llm.stats = FakeStats(num_running=8)
+    assert 'octavo:num_requests_running{model_name="tiny"} 8.0' in (await client.get("/metrics")).text
 
 
 async def test_tokenize_and_back(client: httpx.AsyncClient) -> None:

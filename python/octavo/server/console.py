@@ -1,51 +1,33 @@
-"""What the server tells the person who started it: progress of loading, the memory plan, where it listens.
-
-A terminal gets a bar that redraws; a log gets one line a stage.
-"""
+"""What the server tells the person who started it: progress of loading, the memory plan, where it listens."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
-from typing import TextIO
 
-BAR_CHARS = 30
+from octavo.engine.progress import LoadBar
 
 
 class LoadProgress:
-    """Shows progress reports of the engine. A stage that holds line feeds is text for people and is shown as it is."""
+    """Shows the engine's progress reports: bars on a terminal, one line a stage in a log. A stage of several lines is
+    text for people (the memory plan) and is shown as it is."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out if out is not None else sys.stderr
-        self._draws = self._out.isatty()
+    def __init__(self) -> None:
+        self._bar = LoadBar(None) if sys.stderr.isatty() else None
         self._stage = ""
-        self._open = False
 
     def __call__(self, stage: str, fraction: float) -> None:
-        if "\n" in stage:
-            self.close()
-            print(stage, file=self._out, flush=True)
-        elif self._draws:
-            self._draw(stage, fraction)
+        if self._bar is not None:
+            self._bar(stage, fraction)
         elif stage != self._stage:
-            print(f"loading: {stage}", file=self._out, flush=True)
+            print(stage if "\n" in stage else f"loading: {stage}", file=sys.stderr, flush=True)
         self._stage = stage
-
-    def _draw(self, stage: str, fraction: float) -> None:
-        filled = round(min(max(fraction, 0.0), 1.0) * BAR_CHARS)
-        if self._open and stage != self._stage:
-            self._out.write("\n")
-        self._out.write(f"\r{stage:<12} [{'#' * filled}{'.' * (BAR_CHARS - filled)}] {fraction:4.0%}")
-        self._out.flush()
-        self._open = True
 
     def close(self) -> None:
         """End the line of the bar."""
-        if self._open:
-            self._out.write("\n")
-            self._out.flush()
-        self._open = False
+        if self._bar is not None:
+            self._bar.close()
 
 
 def base_url(host: str, port: int) -> str:
@@ -62,6 +44,11 @@ def curl_line(url: str, model: str, *, chat: bool, needs_key: bool) -> str:
         body = {"model": model, "messages": [{"role": "user", "content": "What is an octavo?"}]}
     key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if needs_key else ""
     return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def listening_line(url: str, model: str) -> str:
+    """What is printed first."""
+    return f"listening on {url} (GET /ready tells how far loading is); loading {model}"
 
 
 def ready_lines(url: str, model: str, *, seconds: float, chat: bool, needs_key: bool) -> str:

@@ -46,7 +46,7 @@ class ServerContext:
         self.keys = config.api_key or [key for key in [envs.api_key()] if key]
         self.draining = False
         self.live: set[Generation] = set()
-        self.metrics = ServerMetrics(lambda: llm.stats, lambda: self.names[0] if self.names else None)
+        self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None)
         self.pulse = Pulse(llm)
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None

@@ -6,6 +6,7 @@ Not here: HTTP bodies (schema/) and the shape of answers (chunks.py, full.py).
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from octavo.server.errors import ApiError, UnavailableError
 if TYPE_CHECKING:
     from octavo.engine.streams import Stream
     from octavo.server.context import ServerContext
+
+log = logging.getLogger("octavo.server")
 
 Batch = tuple[int, list[Delta]]
 """(number of the prompt, deltas); a delta's choice is prompt * n + its index."""
@@ -55,6 +58,7 @@ class Generation:
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self._metrics = context.metrics
+        self._logs = context.config.log_requests
         self._live = context.live
         self._arrival_s = time.perf_counter()
         self._last_s = 0.0
@@ -106,6 +110,15 @@ class Generation:
             asyncio.current_task().uncancel()  # type: ignore[union-attr]
             raise self._cut from None
         self._metrics.count_call(self._arrival_s, self.num_prompt_tokens)
+        if self._logs:
+            log.info(
+                "%d sequences: %d prompt tokens (%d cached), %d output tokens in %.3f s",
+                self.num_choices,
+                self.num_prompt_tokens,
+                self.num_cached_tokens,
+                self.num_output_tokens,
+                time.perf_counter() - self._arrival_s,
+            )
 
     async def _merged(self) -> AsyncIterator[Batch]:
         """Batches of several streams in the order of arrival."""

@@ -9,37 +9,36 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from octavo._core import EngineStats
-
 PREFIX = "octavo:"
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 _SLOW_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TOKENS = tuple(float(4**i) for i in range(10))
 
-# Name -> (help, value of an EngineStats). Names after the prefix are those that dashboards of other engines know.
-GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
-    "num_requests_running": ("Sequences in the running batch.", lambda s: s.num_running),
-    "num_requests_waiting": ("Requests in the queue.", lambda s: s.num_waiting),
-    "kv_cache_usage_perc": (
-        "Share of KV blocks in use, 0 to 1.",
-        lambda s: 1 - s.num_free_blocks / s.num_blocks if s.num_blocks else 0.0,
-    ),
+Stats = Mapping[str, float]
+"""The engine's numbers by the names of `EngineStats`."""
+
+# Metric -> (help, key of Stats). Names after the prefix are those that dashboards of other engines know.
+GAUGES = {
+    "num_requests_running": ("Sequences in the running batch.", "num_running"),
+    "num_requests_waiting": ("Requests in the queue.", "num_waiting"),
 }
-COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
-    "engine_steps": ("Steps that the engine has run.", lambda s: s.num_steps),
-    "num_preemptions": ("Sequences pushed out for lack of blocks, to be computed again.", lambda s: s.num_preemptions),
-    "prompt_tokens": ("Prompt tokens computed.", lambda s: s.num_prompt_tokens),
-    "generation_tokens": ("Tokens generated.", lambda s: s.num_output_tokens),
-    "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queried_tokens),
-    "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda s: s.prefix_hit_tokens),
-    "requests_aborted": ("Sequences ended by their client.", lambda s: s.num_aborted),
-    "requests_refused": ("Requests that the engine did not take.", lambda s: s.num_refused),
+COUNTERS = {
+    "engine_steps": ("Steps that the engine has run.", "num_steps"),
+    "num_preemptions": ("Sequences pushed out for lack of blocks, to be computed again.", "num_preemptions"),
+    "prompt_tokens": ("Prompt tokens computed.", "num_prompt_tokens"),
+    "generation_tokens": ("Tokens generated.", "num_output_tokens"),
+    "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_queried_tokens"),
+    "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    "requests_aborted": ("Sequences ended by their client.", "num_aborted"),
+    "requests_refused": ("Requests that the engine did not take.", "num_refused"),
 }
+STATS_KEYS = ("num_blocks", "num_free_blocks", *(key for _, key in (*GAUGES.values(), *COUNTERS.values())))
 
 
 class Histogram:
@@ -69,25 +68,18 @@ class Histogram:
 
 
 class ServerMetrics(Collector):
-    """The metrics of one server.
+    """The metrics of one server; `model` gives the `model_name` label, None before it is known."""
 
-    Args:
-        stats: The engine's newest numbers; None before it is ready.
-        model: The `model_name` label; None before it is known.
-    """
-
-    def __init__(self, stats: Callable[[], EngineStats | None], model: Callable[[], str | None]) -> None:
-        self._stats = stats
+    def __init__(self, model: Callable[[], str | None]) -> None:
         self._model = model
+        self._stats: Stats = {}
         self._finished: Counter[str] = Counter()
         self._responses: Counter[tuple[str, str]] = Counter()
         self.first_token_s = Histogram("time_to_first_token_seconds", "From arrival to the first token.", _FAST_S)
         self.inter_token_s = Histogram("inter_token_latency_seconds", "Between outputs of one request.", _FAST_S)
         self.call_s = Histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SLOW_S)
         self.queue_s = Histogram("request_queue_time_seconds", "In the engine's queue.", _FAST_S)
-        self.prompt_tokens = Histogram(
-            "request_prompt_tokens", "Prompt tokens of a call.", tuple(float(4**i) for i in range(10))
-        )
+        self.prompt_tokens = Histogram("request_prompt_tokens", "Prompt tokens of a call.", _TOKENS)
         self._histograms = (self.first_token_s, self.inter_token_s, self.call_s, self.queue_s, self.prompt_tokens)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -108,16 +100,16 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """All families; called by prometheus_client at scrape time."""
         model = self._model() or ""
-        stats = self._stats()
-        if stats is not None:
-            for name, (text, value) in GAUGES.items():
-                gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-                gauge.add_metric([model], value(stats))
-                yield gauge
-            for name, (text, value) in COUNTERS.items():
-                counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-                counter.add_metric([model], value(stats))
-                yield counter
+        stats = self._stats
+        for name, (text, key) in GAUGES.items():
+            yield _gauge(name, text, model, stats.get(key, 0))
+        num_blocks = stats.get("num_blocks", 0)
+        usage = 1 - stats.get("num_free_blocks", 0) / num_blocks if num_blocks else 0.0
+        yield _gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", model, usage)
+        for name, (text, key) in COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+            counter.add_metric([model], stats.get(key, 0))
+            yield counter
         success = CounterMetricFamily(
             PREFIX + "request_success", "Sequences that ended, by reason.", labels=["model_name", "finished_reason"]
         )
@@ -131,6 +123,13 @@ class ServerMetrics(Collector):
         for histogram in self._histograms:
             yield histogram.family(model)
 
-    def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
+    def exposition(self, stats: Stats) -> bytes:
+        """The text that Prometheus scrapes, with the engine's numbers of now."""
+        self._stats = stats
         return generate_latest(self._registry)
+
+
+def _gauge(name: str, text: str, model: str, value: float) -> Metric:
+    gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
+    gauge.add_metric([model], value)
+    return gauge

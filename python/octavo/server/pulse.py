@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from octavo.errors import OctavoError
+from octavo.server.metrics import STATS_KEYS
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -45,6 +48,14 @@ class Pulse:
             self._ping = asyncio.create_task(self._ask())
         await asyncio.wait({self._ping}, timeout=PATIENCE_S)
         return time.monotonic() - self._last_s < SILENCE_S
+
+    async def stats(self) -> Mapping[str, float]:
+        """The engine's numbers: asked for now, or those of the newest frame when it is in the middle of a step."""
+        if self._llm.state in ("ready", "draining"):
+            with contextlib.suppress(OctavoError, TimeoutError):
+                return await asyncio.wait_for(self._llm.call("stats"), PATIENCE_S)
+        newest = self._llm.stats
+        return {key: getattr(newest, key) for key in STATS_KEYS} if newest is not None else {}
 
     async def _ask(self) -> None:
         try:

@@ -23,7 +23,7 @@ from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig, ServerConfig
 from octavo.errors import OctavoError
 from octavo.server.app import make_app
-from octavo.server.console import LoadProgress, base_url, ready_lines
+from octavo.server.console import LoadProgress, base_url, listening_line, ready_lines
 from octavo.server.context import ServerContext
 from octavo.server.http_protocol import LimitedHttpProtocol
 
@@ -56,6 +56,7 @@ class Service:
     def __init__(self, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
+        self._url = base_url(config.host, listener.getsockname()[1])
         self._llm = AsyncLLM(config=engine_config, max_engine_restarts=config.max_engine_restarts)
         app = make_app(self._llm, config)
         context = app.state.context
@@ -82,6 +83,7 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        print(listening_line(self._url, self._llm.config.model.model), file=sys.stderr, flush=True)
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         stopping = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self._load())
@@ -111,9 +113,8 @@ class Service:
             log.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         gc.collect()
         gc.freeze()
-        port = self._listener.getsockname()[1]
         lines = ready_lines(
-            base_url(self._config.host, port),
+            self._url,
             names[0],
             seconds=time.monotonic() - start_s,
             chat=has_template,

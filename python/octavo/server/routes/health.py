@@ -30,7 +30,7 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     context = ServerContext.of(request)
-    return Response(context.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    return Response(context.metrics.exposition(await context.pulse.stats()), media_type=CONTENT_TYPE_LATEST)
 
 
 ROUTES = [

@@ -23,12 +23,17 @@ Check = Callable[[Any, str], Any]
 
 # No list of the API is longer: token ids beyond every context, or a mistake.
 MAX_ITEMS = 2**20
+# No body has more commas: parsing it would hold up everybody else.
+MAX_VALUES = 4 * MAX_ITEMS
+TOO_MANY = "too_many_values"
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "an object"}
 
 
 def load_json(body: bytes) -> dict[str, Any]:
     """The body's JSON object. `RequestError` says what is wrong with it."""
+    if len(body) > MAX_VALUES and body.count(b",") > MAX_VALUES:
+        raise RequestError(f"the body has more than {MAX_VALUES} values", code=TOO_MANY)
     try:
         text = body.decode("utf-8")
         value = json.loads(text)
@@ -92,7 +97,8 @@ def _list(item: Check) -> Check:
         if type(value) is not list:
             raise _refuse(path, "a list", value)
         if len(value) > MAX_ITEMS:
-            raise RequestError(f"{path} has {len(value)} items; at most {MAX_ITEMS} are read", param=path)
+            message = f"{path} has {len(value)} items; at most {MAX_ITEMS} are read"
+            raise RequestError(message, param=path, code=TOO_MANY)
         return [item(element, path) for element in value]
 
     return check
@@ -123,8 +129,9 @@ def _union(members: tuple[Any, ...]) -> Check:
         for member in checks:
             try:
                 return member(value, path)
-            except RequestError:
-                continue
+            except RequestError as error:
+                if error.code == TOO_MANY:
+                    raise
         raise _refuse(path, wanted, value)
 
     return check
@@ -133,6 +140,8 @@ def _union(members: tuple[Any, ...]) -> Check:
 def describe(hint: Any) -> str:
     """A type hint in the words of error messages."""
     arguments = typing.get_args(hint)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(describe(member) for member in arguments)
     if typing.get_origin(hint) in (list, Sequence):
         inner = describe(arguments[0])
         return "a list of " + {"an integer": "integers", "a string": "strings", "a number": "numbers"}.get(inner, inner)

@@ -1,0 +1,43 @@
+"""What the server prints: progress in logs, addresses, a curl line that a shell reads as meant."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from octavo.server.console import LoadProgress, base_url, curl_line
+
+
+def test_logs_get_one_line_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = LoadProgress()
+    for stage, fraction in (("weights", 0.0), ("weights", 0.5), ("plan\n8 blocks", 1.0), ("memory", 0.0)):
+        progress(stage, fraction)
+    progress.close()
+    assert capsys.readouterr().err == "loading: weights\nplan\n8 blocks\nloading: memory\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("octavo.example", "http://octavo.example:8000"),
+    ],
+)
+def test_addresses(host: str, url: str) -> None:
+    assert base_url(host, 8000) == url
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_curl_line(chat: bool) -> None:
+    words = shlex.split(curl_line("http://h:1", "it's", chat=chat, needs_key=True))
+    assert words[0] == "curl"
+    assert words[1] == ("http://h:1/v1/chat/completions" if chat else "http://h:1/v1/completions")
+    assert "Authorization: Bearer $OCTAVO_API_KEY" in words
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == "it's"
+    assert ("messages" in body) == chat
