@@ -186,6 +186,7 @@ class Tokenizer:
     """A tokenizer.json, run by the `tokenizers` crate without the GIL."""
 
     vocab_size: int
+    """The highest id plus one."""
     @staticmethod
     def from_file(path: str) -> Tokenizer: ...
     @staticmethod
@@ -257,7 +258,10 @@ class Frame:
 
 @final
 class OutputProcessor:
-    """Turns engine frames into text, one call a frame: incremental detokenization and stop strings."""
+    """Turns engine frames into text, one call a frame: incremental detokenization and stop strings.
+
+    A request is forgotten by itself when its last sequence ends or when it is refused.
+    """
 
     def __new__(cls, tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> OutputProcessor: ...
     def add(
