@@ -96,20 +96,28 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {
         "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
         "sliding_window": 4096,
         "use_sliding_window": False,
         "max_window_layers": 28,
     },
     "qwen3": {
         "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
         "sliding_window": 4096,
         "use_sliding_window": False,
         "max_window_layers": 28,
         "head_dim": 128,
     },
-    "gemma": {"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True},
+    "gemma": {
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+    },
     "gemma2": {
         "max_position_embeddings": 8192,
+        "num_key_value_heads": 4,
         "head_dim": 256,
         "tie_word_embeddings": True,
         "sliding_window": 4096,
@@ -117,6 +125,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "gemma3_text": {
         "max_position_embeddings": 131072,
+        "num_key_value_heads": 4,
         "head_dim": 256,
         "tie_word_embeddings": True,
         "sliding_window": 4096,
@@ -124,7 +133,12 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
     },
     "gpt2": {"max_position_embeddings": 1024, "norm_eps": 1e-5, "tie_word_embeddings": True},
-    "gpt_neox": {"max_position_embeddings": 2048, "norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+    "gpt_neox": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": True,
+    },
     "phi3": {"max_position_embeddings": 4096, "norm_eps": 1e-5},
     "olmo2": {"max_position_embeddings": 2048, "norm_eps": 1e-5},
 }
