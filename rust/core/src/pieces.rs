@@ -114,7 +114,10 @@ impl Pieces {
         }
         let added = tokenizer.get_added_vocabulary();
         // `token` may be a normalized form, by which the vocabulary does not know its special tokens.
-        let is_added_special = added.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special);
+        let is_added_special = added
+            .get_added_tokens_decoder()
+            .get(&id)
+            .is_some_and(|token| token.special);
         self.traits.push(Traits {
             kind,
             is_special: is_added_special || added.is_special_token(&token),
