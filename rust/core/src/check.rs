@@ -145,9 +145,9 @@ impl EngineState {
                 ));
             }
             let parked = live.iter().any(|s| matches!(s.state, State::Parked));
-            if parked != live.iter().any(|s| s.leads) {
+            if parked && !live.iter().any(|s| s.leads) {
                 return Err(format!(
-                    "request {:?} has parked sequences without a leading one, or the reverse",
+                    "request {:?} has parked sequences without a leading one",
                     request.request_id
                 ));
             }

@@ -1,0 +1,273 @@
+//! The fake device: block tables, last tokens and KV blocks as a real one keeps them, with every read checked.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use octavo_core::arena::{ArenaLayout, OutputLayout};
+use octavo_core::config::CoreConfig;
+use octavo_core::plan::StepPlan;
+
+use super::oracle::{next_state, sample};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cell {
+    token: u32,
+    position: u32,
+    state: u64,
+}
+
+#[derive(Clone, Default)]
+struct Slot {
+    table: Vec<u32>,
+    last_token: Option<u32>,
+    params: Option<Arc<[u8]>>,
+    index: u32,
+}
+
+struct Row {
+    slot: usize,
+    start: u32,
+    kv_len: u32,
+    tokens: Vec<u32>,
+}
+
+pub struct Device {
+    config: CoreConfig,
+    layout: ArenaLayout,
+    output_layout: OutputLayout,
+    slots: Vec<Slot>,
+    blocks: Vec<Vec<Option<Cell>>>,
+    pub num_copies: u32,
+}
+
+impl Device {
+    pub fn new(config: &CoreConfig) -> Self {
+        Self {
+            layout: ArenaLayout::new(config).unwrap(),
+            output_layout: OutputLayout::new(config).unwrap(),
+            slots: vec![
+                Slot {
+                    table: vec![0; config.max_blocks_per_sequence() as usize],
+                    ..Slot::default()
+                };
+                config.max_num_seqs as usize
+            ],
+            blocks: vec![vec![None; config.block_size as usize]; config.num_blocks as usize],
+            config: config.clone(),
+            num_copies: 0,
+        }
+    }
+
+    /// Runs a step; its output arena.
+    pub fn run(&mut self, plan: &StepPlan, arena: &[i32]) -> Vec<i32> {
+        self.check_header(plan, arena);
+        self.update_slots(plan, arena);
+        self.copy_blocks(plan, arena);
+        let rows = self.rows(plan, arena);
+        self.check_writes(&rows);
+        for row in &rows {
+            self.check_kv(row.slot, row.start);
+        }
+        for row in &rows {
+            for (position, token) in (row.start..).zip(&row.tokens) {
+                self.write(row.slot, position, *token);
+            }
+        }
+        for row in &rows {
+            self.check_kv(row.slot, row.kv_len);
+        }
+        self.sample(plan, &rows)
+    }
+
+    fn check_header(&self, plan: &StepPlan, arena: &[i32]) {
+        let t = &plan.totals;
+        let expected = [
+            plan.step_id as u32,
+            t.num_rows,
+            t.num_decode_rows,
+            t.num_sampled,
+            t.num_tokens,
+            t.num_block_updates,
+            t.num_block_copies,
+            t.num_new_rows,
+            t.max_query_len,
+            t.max_kv_len,
+        ];
+        for (at, value) in expected.iter().enumerate() {
+            assert_eq!(
+                arena[self.layout.header as usize + at],
+                *value as i32,
+                "header {at}"
+            );
+        }
+        assert!(
+            t.num_tokens <= self.config.max_num_batched_tokens,
+            "over budget"
+        );
+        assert!(t.num_rows <= self.config.max_num_seqs, "too many rows");
+        assert_eq!(plan.new_rows.len() as u32, t.num_new_rows);
+    }
+
+    fn update_slots(&mut self, plan: &StepPlan, arena: &[i32]) {
+        for (at, row) in plan.new_rows.iter().enumerate() {
+            let place = self.layout.new_row as usize + 2 * at;
+            assert_eq!(arena[place], row.slot.0 as i32);
+            assert_eq!(arena[place + 1], row.num_prompt_tokens as i32);
+            let slot = &mut self.slots[row.slot.0 as usize];
+            slot.table.fill(0);
+            slot.last_token = None;
+            slot.params = Some(Arc::clone(&row.params));
+            slot.index = row.index;
+        }
+        for at in 0..plan.totals.num_block_updates as usize {
+            let place = self.layout.block_update as usize + 3 * at;
+            let [slot, index, block] = [arena[place], arena[place + 1], arena[place + 2]];
+            assert!(
+                block > 0 && (block as usize) < self.blocks.len(),
+                "block {block}"
+            );
+            let entry = &mut self.slots[slot as usize].table[index as usize];
+            assert_eq!(*entry, 0, "a block of a table is replaced");
+            *entry = block as u32;
+        }
+    }
+
+    fn copy_blocks(&mut self, plan: &StepPlan, arena: &[i32]) {
+        let mut touched = HashSet::new();
+        for at in 0..plan.totals.num_block_copies as usize {
+            let place = self.layout.block_copy as usize + 2 * at;
+            let (source, target) = (arena[place] as usize, arena[place + 1] as usize);
+            assert!(touched.insert(target), "two copies to one block");
+            self.blocks[target] = self.blocks[source].clone();
+        }
+        for at in 0..plan.totals.num_block_copies as usize {
+            let source = arena[self.layout.block_copy as usize + 2 * at] as usize;
+            assert!(
+                !touched.contains(&source),
+                "a copy reads what another one writes"
+            );
+        }
+        self.num_copies += plan.totals.num_block_copies;
+    }
+
+    fn rows(&self, plan: &StepPlan, arena: &[i32]) -> Vec<Row> {
+        let layout = &self.layout;
+        let t = &plan.totals;
+        let starts = &arena[layout.query_start as usize..][..=t.num_rows as usize];
+        assert_eq!(starts[0], 0);
+        assert_eq!(starts[t.num_rows as usize], t.num_tokens as i32);
+        let mut slots = HashSet::new();
+        (0..t.num_rows as usize)
+            .map(|row| {
+                let slot = arena[layout.row_slot as usize + row] as usize;
+                assert!(slots.insert(slot), "slot {slot} has two rows");
+                let (first, end) = (starts[row] as usize, starts[row + 1] as usize);
+                assert_eq!(
+                    end - first == 1 && row < t.num_sampled as usize,
+                    row < t.num_decode_rows as usize
+                );
+                let kv_len = arena[layout.kv_len as usize + row] as u32;
+                let start = kv_len - (end - first) as u32;
+                let positions = &arena[layout.position as usize..][first..end];
+                assert!(
+                    (start as i32..)
+                        .zip(positions)
+                        .all(|(want, have)| want == *have)
+                );
+                let ids = &arena[layout.token_id as usize..][first..end];
+                let last = || self.slots[slot].last_token.expect("a last token");
+                let resolve = |id: &i32| u32::try_from(*id).unwrap_or_else(|_| last());
+                Row {
+                    slot,
+                    start,
+                    kv_len,
+                    tokens: ids.iter().map(resolve).collect(),
+                }
+            })
+            .collect()
+    }
+
+    fn place(&self, slot: usize, position: u32) -> (usize, usize) {
+        let size = self.config.block_size;
+        let block = self.slots[slot].table[(position / size) as usize];
+        assert_ne!(block, 0, "slot {slot} has no block for position {position}");
+        (block as usize, (position % size) as usize)
+    }
+
+    fn cell(&self, slot: usize, position: u32) -> Cell {
+        let (block, offset) = self.place(slot, position);
+        self.blocks[block][offset].unwrap_or_else(|| panic!("block {block} is empty at {offset}"))
+    }
+
+    /// No block that a row writes to is read by another row of the step.
+    fn check_writes(&self, rows: &[Row]) {
+        let mut writer = HashMap::new();
+        for row in rows {
+            for position in row.start..row.kv_len {
+                let (block, _) = self.place(row.slot, position);
+                let slot = *writer.entry(block).or_insert(row.slot);
+                assert_eq!(slot, row.slot, "two rows write to block {block}");
+            }
+        }
+        for row in rows {
+            for position in 0..row.kv_len {
+                let (block, _) = self.place(row.slot, position);
+                let slot = *writer.get(&block).unwrap_or(&row.slot);
+                assert_eq!(slot, row.slot, "block {block} is read and written");
+            }
+        }
+    }
+
+    /// The first `len` positions of a slot hold one unbroken sequence.
+    fn check_kv(&self, slot: usize, len: u32) {
+        let mut state = 0;
+        for position in 0..len {
+            let cell = self.cell(slot, position);
+            state = next_state(state, cell.token, position);
+            let expected = Cell {
+                state,
+                position,
+                ..cell
+            };
+            assert_eq!(cell, expected, "slot {slot} reads foreign or stale KV");
+        }
+    }
+
+    fn write(&mut self, slot: usize, position: u32, token: u32) {
+        let before = position
+            .checked_sub(1)
+            .map_or(0, |previous| self.cell(slot, previous).state);
+        let (block, offset) = self.place(slot, position);
+        self.blocks[block][offset] = Some(Cell {
+            token,
+            position,
+            state: next_state(before, token, position),
+        });
+    }
+
+    fn sample(&mut self, plan: &StepPlan, rows: &[Row]) -> Vec<i32> {
+        let layout = &self.output_layout;
+        let mut output = vec![-7; layout.num_ints as usize];
+        for (index, row) in rows
+            .iter()
+            .enumerate()
+            .take(plan.totals.num_sampled as usize)
+        {
+            let state = self.cell(row.slot, row.kv_len - 1).state;
+            let slot = &mut self.slots[row.slot];
+            let params = slot.params.as_ref().unwrap();
+            let token = sample(state, params, slot.index, self.config.vocab_size);
+            slot.last_token = Some(token);
+            output[layout.count as usize + index] = 1;
+            output[layout.sampled as usize + index] = token as i32;
+            output[layout.rank as usize + index] = 1;
+            let width = 1 + layout.max_logprobs as usize;
+            for entry in 0..width {
+                let at = index * width + entry;
+                output[layout.logprob_id as usize + at] = (token as usize + entry) as i32;
+                output[layout.logprob_value as usize + at] = (-(entry as f32)).to_bits() as i32;
+            }
+        }
+        output
+    }
+}

@@ -1,0 +1,205 @@
+//! Random traces through the whole control plane over a device that notices every wrong read.
+
+mod simulator;
+
+use octavo_core::config::{CoreConfig, Policy};
+use octavo_core::protocol::{AddRequest, FinishReason, RefusalKind};
+use proptest::prelude::*;
+use simulator::engine::{Engine, config, request};
+use simulator::oracle::expected;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Add(AddRequest),
+    /// Of the nth request so far.
+    Abort(prop::sample::Index, Option<u32>),
+    Steps(u8),
+}
+
+fn configs() -> impl Strategy<Value = CoreConfig> {
+    (
+        (1_u32..6, 3_u32..40, 1_u32..7, 1_u32..40, 8_u32..48),
+        (any::<bool>(), any::<bool>(), 0_u32..6, 1_u32..5),
+    )
+        .prop_map(
+            |(
+                (block_size, num_blocks, seqs, budget, len),
+                (caching, by_priority, threshold, depth),
+            )| CoreConfig {
+                block_size,
+                num_blocks,
+                max_num_seqs: seqs,
+                max_num_batched_tokens: budget,
+                max_model_len: len,
+                enable_prefix_caching: caching,
+                policy: if by_priority {
+                    Policy::Priority
+                } else {
+                    Policy::Fcfs
+                },
+                long_prefill_token_threshold: threshold,
+                depth,
+                ..config()
+            },
+        )
+}
+
+/// Prompts share prefixes: a cut of one of two base sequences, and a short tail.
+fn requests() -> impl Strategy<Value = AddRequest> {
+    (
+        (
+            any::<bool>(),
+            0_usize..24,
+            prop::collection::vec(0_u32..50, 0..4),
+        ),
+        (
+            1_u32..4,
+            1_u32..20,
+            0_u32..6,
+            prop::collection::vec(0_u32..50, 0..12),
+        ),
+        (-2_i32..3, any::<bool>(), -1_i32..3, -1_i32..2),
+    )
+        .prop_map(
+            |(
+                (base, cut, tail),
+                (n, max_tokens, min_tokens, stop),
+                (priority, salted, logprobs, prompt_logprobs),
+            )| {
+                let mut prompt: Vec<u32> = (0..cut as u32)
+                    .map(|i| (i * 7 + u32::from(base)) % 50)
+                    .collect();
+                prompt.extend(tail);
+                AddRequest {
+                    n,
+                    min_tokens,
+                    stop_token_ids: stop,
+                    priority,
+                    cache_salt: if salted { b"salt".to_vec() } else { vec![] },
+                    logprobs,
+                    prompt_logprobs: if prompt_logprobs > 0 {
+                        prompt_logprobs
+                    } else {
+                        -1
+                    },
+                    ..request(0, &prompt, max_tokens)
+                }
+            },
+        )
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        4 => requests().prop_map(Event::Add),
+        1 => (any::<prop::sample::Index>(), prop::option::of(0_u32..3)).prop_map(|(at, index)| Event::Abort(at, index)),
+        3 => (1_u8..6).prop_map(Event::Steps),
+    ];
+    prop::collection::vec(event, 1..40)
+}
+
+/// Plays a trace to its end; the requests that were sent.
+fn play(engine: &mut Engine, events: &[Event]) -> Vec<AddRequest> {
+    let mut sent: Vec<AddRequest> = Vec::new();
+    for event in events {
+        match event {
+            Event::Add(request) => {
+                let id = sent.len() as u64;
+                let mut request = request.clone();
+                request.request_id.0 = id;
+                request.params = vec![id as u8, 5];
+                engine.add(request.clone());
+                sent.push(request);
+            }
+            Event::Abort(at, index) if !sent.is_empty() => {
+                engine.abort(at.index(sent.len()) as u64, *index);
+            }
+            Event::Abort(..) => {}
+            Event::Steps(count) => (0..*count).for_each(|_| engine.step()),
+        }
+    }
+    engine.run(50_000);
+    sent
+}
+
+fn check_outputs(engine: &Engine, config: &CoreConfig, sent: &[AddRequest]) {
+    for request in sent {
+        let len = request.prompt_token_ids.len() as u32;
+        let fits = len > 0 && len < config.max_model_len && len <= config.num_positions();
+        let id = request.request_id.0;
+        if let Some(refusal) = engine.refusals.get(&id) {
+            assert_eq!(
+                (refusal.kind, fits),
+                (RefusalKind::Invalid, false),
+                "{refusal:?}"
+            );
+            continue;
+        }
+        assert!(fits, "request {id} should have been refused");
+        for index in 0..request.n {
+            let (tokens, finish) =
+                expected(request, index, config.vocab_size, config.max_sequence_len());
+            let received = &engine.received[&(id, index)];
+            if received.finish == Some(FinishReason::Abort) {
+                assert!(tokens.starts_with(&received.tokens));
+                continue;
+            }
+            assert_eq!(
+                (&received.tokens, received.finish),
+                (&tokens, Some(finish)),
+                "request {id}, sequence {index}"
+            );
+            check_extras(request, index, &received.outputs[0]);
+        }
+    }
+}
+
+fn check_extras(request: &AddRequest, index: u32, first: &octavo_core::protocol::SequenceOutput) {
+    assert!(first.queue_s.is_some() && first.num_cached_tokens.is_some());
+    assert_eq!(first.logprobs.len(), usize::from(request.logprobs >= 0));
+    for logprobs in &first.logprobs {
+        assert_eq!(logprobs.entries.len(), 1 + request.logprobs as usize);
+        assert_eq!(logprobs.entries[0], (first.token_ids[0], 0.0));
+    }
+    let wanted = request.prompt_logprobs >= 0 && index == 0;
+    assert_eq!(first.prompt_logprobs.is_some(), wanted);
+    let targets: Vec<u32> = first
+        .prompt_logprobs
+        .iter()
+        .flatten()
+        .map(|entry| entry.entries[0].0)
+        .collect();
+    if wanted {
+        assert_eq!(targets, request.prompt_token_ids[1..]);
+    }
+}
+
+/// Under FCFS, requests get their first slots in the order of arrival.
+fn check_order(engine: &Engine) {
+    let firsts: Vec<u8> = engine
+        .plans
+        .iter()
+        .flat_map(|plan| &plan.new_rows)
+        .map(|row| row.params[0])
+        .collect();
+    let mut seen = Vec::new();
+    for id in firsts {
+        if !seen.contains(&id) {
+            seen.push(id);
+        }
+    }
+    assert!(seen.is_sorted(), "started out of turn: {seen:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn every_sequence_gets_its_tokens_and_every_block_comes_back(config in configs(), events in events()) {
+        let mut engine = Engine::new(&config);
+        let sent = play(&mut engine, &events);
+        check_outputs(&engine, &config, &sent);
+        if config.policy == Policy::Fcfs {
+            check_order(&engine);
+        }
+    }
+}
