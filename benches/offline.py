@@ -260,7 +260,7 @@ def machine(device: str) -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
     )
-    is_cuda = device.startswith("cuda")
+    is_cuda = device.startswith("cuda") and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if is_cuda else platform.processor() or platform.machine(),
         "python": platform.python_version(),

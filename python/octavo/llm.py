@@ -70,8 +70,12 @@ class LLM:
         runner, core = self._loop.runner, self._loop.core
         self.config = runner.config
         self.facts = runner.facts
-        self.tokenizer: Tokenizer | None = load_tokenizer(self.facts)
-        self._encoder = make_encoder(self.facts, self.tokenizer)
+        try:
+            self.tokenizer: Tokenizer | None = load_tokenizer(self.facts)
+            self._encoder = make_encoder(self.facts, self.tokenizer)
+        except BaseException:
+            self._loop.close()
+            raise
         self._factory = RequestFactory(self.facts, self.tokenizer, wanted.model.seed)
         self._router = FrameRouter(self.facts, self.tokenizer, core.add)
         self._ids = itertools.count()

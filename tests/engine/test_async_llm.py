@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from octavo import AsyncLLM, SamplingParams
+from octavo import LLM, AsyncLLM, SamplingParams
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadError, RequestError
 
 from .conftest import ended, fake_config
@@ -217,6 +217,14 @@ async def test_errors_of_the_start_come_back(tmp_path: Path) -> None:
         await AsyncLLM(str(tmp_path)).start()
     with pytest.raises(ConfigError, match="did you mean"):
         AsyncLLM("m", max_num_seq=3)
+
+
+async def test_a_broken_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        await AsyncLLM(str(tmp_path), runner="fake", max_model_len=64).start()
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        LLM(str(tmp_path), runner="fake", max_model_len=64)
 
 
 async def test_before_the_start() -> None:

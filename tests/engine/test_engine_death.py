@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from octavo import AsyncLLM, SamplingParams
+from octavo.config import make_engine_config
+from octavo.engine.handle import EngineHandle
 from octavo.errors import EngineDeadError
 
 from .conftest import ended, fake_config
@@ -121,6 +123,13 @@ async def test_the_engine_ends_with_its_parent(number: signal.Signals) -> None:
     await asyncio.to_thread(parent.wait, 30)
     await ended(int(pid))
     assert not Path(path.decode()).parent.exists()
+
+
+async def test_a_parent_that_leaves_while_the_engine_loads(tiny_llama: Path) -> None:
+    handle = await EngineHandle.start(make_engine_config({"model": str(tiny_llama), "device": "cpu"}))
+    handle._writer.close()
+    await ended(handle.pid)
+    assert not Path(handle.socket_path).parent.exists()
 
 
 BROKEN_STEP = """

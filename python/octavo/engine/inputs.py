@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from octavo._core import Tokenizer
 from octavo.chat_template import ChatTemplate
-from octavo.errors import RequestError
+from octavo.errors import ModelError, RequestError
 from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts
 
@@ -45,10 +45,14 @@ def split_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
 
 
 def load_tokenizer(facts: ModelFacts) -> Tokenizer | None:
-    """The model's tokenizer; None for a model without one."""
+    """The model's tokenizer; None for a model without one. ModelError when its file is broken."""
     if facts.tokenizer_path is None:
         return None
-    return Tokenizer.from_file(str(Path(facts.tokenizer_path) / "tokenizer.json"))
+    file = Path(facts.tokenizer_path) / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(file))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the tokenizer can't be read: {file}: {error}") from error
 
 
 def make_encoder(facts: ModelFacts, tokenizer: Tokenizer | None, chat_template: str | None = None) -> PromptEncoder:

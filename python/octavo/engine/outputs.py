@@ -48,6 +48,7 @@ class OutputBuilder:
         self._outputs = [self._blank(index) for index in range(request.params.n)]
         self._touched: set[int] = set()
         self._num_running = request.params.n
+        self._num_unstarted = request.params.n
         self.error: OctavoError | None = None
 
     @property
@@ -60,29 +61,42 @@ class OutputBuilder:
         return CompletionOutput(index, logprobs=[] if wants else None, cumulative_logprob=0.0 if wants else None)
 
     def push(self, delta: Delta) -> None:
-        """Add what one sequence gained."""
-        metrics = self._metrics
-        if metrics.first_token_s is None and delta.token_ids:
-            metrics.first_token_s = time.monotonic() - metrics.arrival_s
-        if delta.queue_s is not None and metrics.queue_s is None:
-            metrics.queue_s = delta.queue_s
-        if delta.num_cached_tokens is not None and delta.index == 0:
-            self._num_cached_tokens = delta.num_cached_tokens
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = [None, *(self._logprobs(entry) for entry in delta.prompt_logprobs)]
+        """Add what one sequence gained. Runs once per sequence and step: rare fields are read only when due."""
         output = self._outputs[delta.index]
         output.text += delta.text
-        output.token_ids.extend(delta.token_ids)
-        if delta.logprobs is not None and output.logprobs is not None and output.cumulative_logprob is not None:
-            output.logprobs.extend(self._logprobs(entry) for entry in delta.logprobs)
-            output.cumulative_logprob += sum(entries[0][1] for _, entries in delta.logprobs)
-        self._touched.add(delta.index)
+        output.token_ids += delta.token_ids
+        if self._num_unstarted:
+            self._begin(delta)
+        if output.logprobs is not None:
+            self._add_logprobs(output, delta)
+        if self._is_delta:
+            self._touched.add(delta.index)
         if delta.finish_reason is not None:
             output.finish_reason = delta.finish_reason
             output.stop_reason = delta.stop_reason
             self._num_running -= 1
             if self._num_running == 0:
-                metrics.finished_s = time.monotonic() - metrics.arrival_s
+                self._metrics.finished_s = time.monotonic() - self._metrics.arrival_s
+
+    def _begin(self, delta: Delta) -> None:
+        """What comes with the first delta of a sequence, or of the request."""
+        metrics = self._metrics
+        if metrics.first_token_s is None and delta.token_ids:
+            metrics.first_token_s = time.monotonic() - metrics.arrival_s
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = [None, *(self._logprobs(entry) for entry in delta.prompt_logprobs)]
+        if delta.index == 0 and delta.num_cached_tokens is not None:
+            self._num_cached_tokens = delta.num_cached_tokens
+        if delta.queue_s is not None:
+            metrics.queue_s = delta.queue_s if metrics.queue_s is None else min(metrics.queue_s, delta.queue_s)
+            self._num_unstarted -= 1
+
+    def _add_logprobs(self, output: CompletionOutput, delta: Delta) -> None:
+        """Append one mapping a token, and add the chosen tokens' logprobs up."""
+        rows = delta.logprobs
+        if rows is not None and output.logprobs is not None and output.cumulative_logprob is not None:
+            output.logprobs += [self._logprobs(row) for row in rows]
+            output.cumulative_logprob += sum(entries[0][1] for _, entries in rows)
 
     def finish(self, error: OctavoError | None) -> None:
         self.error = error

@@ -39,7 +39,7 @@ class ControlSocket:
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
         self._lines = self._socket.makefile("rb")
-        self.on_stop: Callable[[], None] = lambda: os._exit(0)
+        self.on_stop: Callable[[], None]
         self.parent_gone = False
 
     def read(self) -> bytes:
@@ -101,8 +101,19 @@ def serve(pipe: ControlSocket, loop: EngineLoop, socket_path: str) -> int:
         return CRASH_EXIT_CODE
     loop.close()
     if pipe.parent_gone:
-        shutil.rmtree(Path(socket_path).parent, ignore_errors=True)
+        remove_folder(socket_path)
     return 0
+
+
+def remove_folder(socket_path: str) -> None:
+    """The private folder that the parent made for the socket."""
+    shutil.rmtree(Path(socket_path).parent, ignore_errors=True)
+
+
+def abandon(socket_path: str) -> None:
+    """Told to stop while the model is being loaded: nothing is worth an orderly end."""
+    remove_folder(socket_path)
+    os._exit(0)
 
 
 def main(fd: int) -> None:
@@ -112,6 +123,7 @@ def main(fd: int) -> None:
     faulthandler.enable()
     pipe = ControlSocket(fd)
     start = control.Start.decode(pipe.read())
+    pipe.on_stop = lambda: abandon(start.socket_path)
     logging.basicConfig(level=start.log_level, format=LOG_FORMAT)
     pipe.watch()
     try:
