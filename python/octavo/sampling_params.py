@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.errors import RequestError
@@ -172,7 +172,7 @@ class SamplingParams:
 
     def to_wire(self, **extra: Any) -> bytes:
         """JSON of every field that differs from its default, plus `extra` (resolved values such as bad-word ids)."""
-        values = {k: v for k, v in asdict(self).items() if v != _DEFAULTS[k]}
+        values = {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
         return json.dumps({**values, **extra}, separators=(",", ":")).encode()
 
 
