@@ -75,6 +75,17 @@ class AttentionBackend(Protocol):
         """Write k and v at `slot_mapping_t`, then return the attention output [t, h, d] in q's dtype."""
 
 
+def dense_heads(x_thd: Tensor) -> Tensor:
+    """The same numbers with each token's heads dense and tokens ascending in memory; a copy only if they are not.
+
+    Slices of a fused projection pass as they are, transposed views (the Transformers path) do not.
+    """
+    tokens, heads, dim = x_thd.shape
+    strides = x_thd.stride()
+    dense = strides[2] == 1 and (heads == 1 or strides[1] == dim) and (tokens <= 1 or strides[0] >= heads * dim)
+    return x_thd if dense else x_thd.contiguous()
+
+
 BACKENDS = {
     "reference": "octavo.attention.reference:ReferenceAttention",
     "cpu": "octavo.attention.cpu:CpuAttention",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo import _core
-from octavo.attention.base import AttentionSpec, ForwardContext
+from octavo.attention.base import AttentionSpec, ForwardContext, dense_heads
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -18,15 +18,14 @@ def _address(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
     return tensor.data_ptr()
 
 
-def _tokens(name: str, x_thd: Tensor, like: Tensor, heads: int, dim: int, num_tokens: int) -> tuple[int, int]:
-    """Address and token stride of [t, h, d] whose tokens may lie apart but are dense in themselves."""
+def _tokens(name: str, x_thd: Tensor, like: Tensor, heads: int, dim: int, num_tokens: int) -> tuple[Tensor, int]:
+    """[t, h, d] with each token's heads dense (a copy if need be), and the elements between tokens."""
     if x_thd.device.type != "cpu" or x_thd.dtype != like.dtype:
         raise ValueError(f"{name} must be {like.dtype} on the CPU as the cache is, not {x_thd.dtype} {x_thd.device}")
     if x_thd.shape != (num_tokens, heads, dim):
         raise ValueError(f"{name} must be {(num_tokens, heads, dim)}, not {tuple(x_thd.shape)}")
-    if x_thd.stride(2) != 1 or x_thd.stride(1) != dim or (num_tokens > 1 and x_thd.stride(0) < heads * dim):
-        raise ValueError(f"{name}: a token's heads must be dense, but strides are {x_thd.stride()}")
-    return x_thd.data_ptr(), max(x_thd.stride(0), heads * dim)
+    dense = dense_heads(x_thd)
+    return dense, max(dense.stride(0), heads * dim)
 
 
 class CpuAttention:
@@ -53,9 +52,9 @@ class CpuAttention:
         k, k_stride = _tokens("k", k_tgd, cache, spec.num_kv_heads, spec.head_dim, num_tokens)
         v, v_stride = _tokens("v", v_tgd, cache, spec.num_kv_heads, spec.head_dim, num_tokens)
         _core.cpu_write_kv(
-            k=k,
+            k=k.data_ptr(),
             k_stride=k_stride,
-            v=v,
+            v=v.data_ptr(),
             v_stride=v_stride,
             kv_cache=_address("kv_cache", cache, cache.dtype),
             dtype=DTYPES[cache.dtype],
@@ -75,7 +74,7 @@ class CpuAttention:
             raise ValueError(f"num_rows {ctx.num_rows} is more than the {rows} rows of row_slot, kv_len, query_start")
         out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=q_thd.dtype)
         _core.cpu_paged_attention(
-            q=q,
+            q=q.data_ptr(),
             q_stride=q_stride,
             kv_cache=_address("kv_cache", cache, cache.dtype),
             out=out.data_ptr(),

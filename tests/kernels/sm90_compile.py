@@ -1,0 +1,98 @@
+"""Compiles a `Launch` for sm_90 without a GPU and reports what came out of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from octavo.kernels.triton.launch import Launch
+
+TARGET = GPUTarget("cuda", 90, 32)
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+DTYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the assembler and the PTX say of a kernel."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    num_wgmma: int
+    num_mma: int
+    num_tma_loads: int
+    waits_before_loads: bool
+    """No tensor memory load stands before the wait for the kernel before it."""
+
+
+def _type(name: str, value: Any) -> str:
+    if isinstance(value, GluonDescriptor):
+        return f"tensordesc<{DTYPES[value.base.dtype]}{list(value.block_shape)},{value.layout!r}>".replace(" ", "", 1)
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{DTYPES[value.base.dtype]}{list(value.block_shape)}>"
+    if isinstance(value, torch.Tensor):
+        return f"*{DTYPES[value.dtype]}"
+    if isinstance(value, float):
+        return "fp32"
+    return "i64" if abs(value) >= 1 << 31 else "i32"
+
+
+def compile_launch(launch: Launch) -> Compiled:
+    """Build it as `Launch.run` would on an H200, dependent launch included."""
+    names = list(launch.kernel.arg_names)
+    constants = {**launch.constants, "PDL": True}
+    assert set(names) == set(constants) | set(launch.args), "a launch names every parameter of its kernel"
+    signature = {n: "constexpr" if n in constants else _type(n, launch.args[n]) for n in names}
+    aligned = [n for n in names if signature[n].startswith("*")]
+    free = {names[p] if isinstance(p, int) else p for p in launch.kernel.do_not_specialize or ()}
+    aligned += [n for n in names if isinstance(launch.args.get(n), int) and n not in free and launch.args[n] % 16 == 0]
+    source_class = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
+    source = source_class(
+        launch.kernel,
+        signature=signature,
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    kernel = triton.compile(source, target=TARGET, options=options)
+    ptx: str = kernel.asm["ptx"]
+    log = _assemble(ptx)
+    wait, load = ptx.find("griddepcontrol.wait"), ptx.find("cp.async.bulk.tensor")
+    return Compiled(
+        registers=int(re.findall(r"Used (\d+) registers", log)[0]),
+        spill_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", log))),
+        shared_bytes=kernel.metadata.shared,
+        num_wgmma=ptx.count("wgmma.mma_async"),
+        num_mma=ptx.count("mma.sync"),
+        num_tma_loads=ptx.count("cp.async.bulk.tensor"),
+        waits_before_loads=load < 0 or 0 <= wait < load,
+    )
+
+
+def _assemble(ptx: str) -> str:
+    """The assembler's statistics."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [PTXAS, "-v", "-arch=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stderr
