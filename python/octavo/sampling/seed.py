@@ -6,6 +6,8 @@ So a token's number depends on (seed, index, position) alone, not on the batch, 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -34,9 +36,10 @@ def philox(counter_4s: Tensor, key_2s: Tensor) -> Tensor:
     return torch.stack((x_2s[0], y_2s[0], x_2s[1], y_2s[1]))
 
 
+@cache
 def _constant(words: tuple[int, int], device: torch.device) -> Tensor:
-    """int64 [2, 1], made by fill kernels: no copy from the host."""
-    return torch.stack([torch.full((1,), word, dtype=torch.int64, device=device) for word in words])
+    """int64 [2, 1]; copied to a device once."""
+    return torch.tensor(words, dtype=torch.int64, device=device).unsqueeze(1)
 
 
 def uniform(seed_s: Tensor, index_s: Tensor, position_s: Tensor) -> Tensor:

@@ -43,6 +43,15 @@ def find_device(choice: str) -> DeviceFacts:
     return cpu_facts()
 
 
+def check_backend(backend: str, device: DeviceFacts) -> None:
+    """ConfigError when the attention backend can't run there. Triton's interpreter (for tests) runs anywhere."""
+    if backend == "triton" and device.kind == "cpu":
+        from triton import knobs
+
+        if not knobs.runtime.interpret:
+            raise ConfigError("--attention-backend triton needs a CUDA device; use --attention-backend cpu")
+
+
 def cuda_facts() -> DeviceFacts:
     """The current CUDA device. Creates its context."""
     import torch

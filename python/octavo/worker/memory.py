@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.worker.device import DeviceFacts, find_device
+from octavo.worker.device import DeviceFacts, check_backend, find_device
 from octavo.worker.resolve import Limits, limits_of, resolve_config
 
 if TYPE_CHECKING:
@@ -260,5 +260,6 @@ def make_plan(config: EngineConfig, progress: Progress | None = None) -> MemoryP
     model = normalize_config(source.raw_config, source.generation_config)
     device = find_device(config.execution.device)
     resolved = resolve_config(config, device, model.max_position_embeddings)
+    check_backend(resolved.execution.attention_backend, device)
     num_bytes = weight_bytes(model, DTYPES[resolved.model.dtype])
     return plan_memory(resolved, source, model, device, num_bytes)

@@ -109,6 +109,7 @@ class TorchRunner:
         self._slots = Slots(limits.max_num_seqs, math.ceil(plan.max_model_len / limits.block_size), device)
         self._sampler = Sampler(vocab_size=self._model.vocab_size, num_slots=limits.max_num_seqs, device=device)
         self._kernels = StepKernels(device, limits.block_size)
+        self._chunk_rows = max(1, MAX_CHUNK_LOGITS // self._model.vocab_size)
         self._graphs = DecodeGraphs(self.config.execution.cuda_graph_sizes)
 
     @torch.inference_mode()
@@ -129,13 +130,15 @@ class TorchRunner:
 
     def _warm_up(self) -> None:
         self._progress("graphs", 0.0)
-        arenas, tokens, context = self._arenas, self._limits.max_num_batched_tokens, self.plan.max_model_len
-        length = min(tokens, context)
-        arenas.fill_null_rows(0, tokens // length, length)
-        self._forward(arenas.upload(0), tokens // length, 0, tokens // length * length, length, length)
-        for size in self.config.execution.cuda_graph_sizes[-1:]:
-            arenas.fill_null_rows(0, size, 1)
-            self._decode(arenas.upload(0), size)
+        arenas, limits = self._arenas, self._limits
+        length = min(limits.max_num_batched_tokens, self.plan.max_model_len)
+        num_rows = min(limits.max_num_batched_tokens // length, limits.max_num_seqs)
+        arenas.fill_null_rows(0, num_rows, length)
+        hidden_tm = self._forward(arenas.upload(0), num_rows, 0, num_rows * length, length, length).hidden_tm
+        self._model.logits(hidden_tm[: min(limits.max_num_seqs, self._chunk_rows)])
+        for num_rows in self.config.execution.cuda_graph_sizes[-1:]:
+            arenas.fill_null_rows(0, num_rows, 1)
+            self._decode(arenas.upload(0), num_rows)
         torch.cuda.synchronize()
         self._progress("graphs", 1.0)
 
@@ -211,9 +214,8 @@ class TorchRunner:
         else:
             hidden_sm = hidden_tm[arrays.query_start_r[1 : count + 1].long() - 1]
         host_slots = self._arenas.host_slots(plan)
-        chunk = max(1, MAX_CHUNK_LOGITS // self._model.vocab_size)
-        for start in range(0, count, chunk):
-            part = slice(start, start + chunk)
+        for start in range(0, count, self._chunk_rows):
+            part = slice(start, start + self._chunk_rows)
             rows = SampledRows(slot_s[part], position_s[part], host_slots[part])
             sampled = self._sampler.sample(self._model.logits(hidden_sm[part]), rows)
             self._slots.put_tokens(rows.slot_s, sampled.token_s)
@@ -222,13 +224,12 @@ class TorchRunner:
 
     def _score_prompts(self, plan: StepPlan, hidden_tm: Tensor) -> None:
         """Start the logprobs of prompt tokens on their way to the host."""
-        chunk = max(1, MAX_CHUNK_LOGITS // self._model.vocab_size)
         for row in plan.prompt_logprob_rows:
             targets = np.frombuffer(row.target_ids, dtype="<i4").astype(np.int64)
             if len(targets):
                 target_t = upload(targets, self._device)
                 hidden = hidden_tm[row.token_start : row.token_start + len(targets)]
-                scores = prompt_logprobs(hidden, target_t, row.num_top, self._model.logits, chunk)
+                scores = prompt_logprobs(hidden, target_t, row.num_top, self._model.logits, self._chunk_rows)
                 on_host = TokenLogprobs(*map(start_download, scores))
                 self._prompt_logprobs[plan.arena].append(PromptLogprobs(row.slot, on_host))
 
