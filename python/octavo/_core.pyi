@@ -274,7 +274,9 @@ class OutputProcessor:
         include_stop_str_in_output: bool,
         skip_special_tokens: bool,
         detokenize: bool,
-    ) -> None: ...
+        min_tokens: int = 0,
+    ) -> None:
+        """Get ready for a request. A stop string that is complete before `min_tokens` tokens doesn't count."""
     def process(self, body: bytes) -> Frame:
         """Decode one frame body. Outputs of unknown (removed) requests are dropped. ValueError on a malformed frame."""
     def remove(self, request_id: int) -> None: ...

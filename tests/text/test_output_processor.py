@@ -179,6 +179,26 @@ def test_held_back_text_is_flushed_at_the_end(pairs: dict[str, Pair]) -> None:
     assert (delta.text, delta.token_ids, delta.finish_reason, delta.stop_reason) == ("E", [], "abort", None)
 
 
+def test_a_stop_string_before_min_tokens_does_not_count(pairs: dict[str, Pair]) -> None:
+    pair = pairs["byte_level"]
+    ids = [pair.ours.token_to_id(char) for char in "abxabxabx"]
+
+    def shown(min_tokens: int, *stops: str, runs: int = 1) -> tuple[str, int, int | str | None]:
+        core = processor(pair)
+        core.add(1, **DEFAULTS | {"stop": stops, "min_tokens": min_tokens})
+        deltas = run(core, 1, [ids[at : at + runs] for at in range(0, 9, runs)])
+        text = "".join(delta.text for delta in deltas)
+        return text, sum(len(delta.token_ids) for delta in deltas), deltas[-1].stop_reason
+
+    for runs in (1, 2, 9):
+        assert shown(0, "ab", runs=runs) == ("", 2, "ab")
+        assert shown(2, "ab", runs=runs) == ("", 2, "ab")
+        assert shown(3, "ab", runs=runs) == ("abx", 5, "ab")
+        assert shown(5, "xab", runs=runs) == ("ab", 5, "xab")
+        assert shown(6, "xab", runs=runs) == ("abxab", 8, "xab")
+        assert shown(9, "ab", "xab", runs=runs) == ("abxabxabx", 9, None)
+
+
 def test_a_stop_string_found_at_the_engines_own_end_needs_no_abort(pairs: dict[str, Pair]) -> None:
     pair = pairs["byte_level"]
     core = processor(pair)

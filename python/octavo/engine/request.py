@@ -64,6 +64,7 @@ class EngineRequest:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
+            min_tokens=params.min_tokens,
         )
 
 

@@ -15,6 +15,8 @@ use crate::stop::{StopMatcher, StopSet};
 #[derive(Clone, Debug)]
 pub struct TextOptions {
     pub stop: Vec<String>,
+    /// A stop string that is complete before this many tokens doesn't count.
+    pub min_tokens: u32,
     pub include_stop_str_in_output: bool,
     pub skip_special_tokens: bool,
     pub detokenize: bool,
@@ -68,6 +70,8 @@ struct Sequence {
     matcher: Option<StopMatcher>,
     /// The text of a stop token is shown.
     shows_stop_token: bool,
+    /// Tokens to come before stop strings count.
+    num_before_stop: usize,
 }
 
 impl OutputProcessor {
@@ -92,6 +96,7 @@ impl OutputProcessor {
                 .map(|pieces| Detokenizer::after(pieces, prompt, options.skip_special_tokens)),
             matcher,
             shows_stop_token: options.include_stop_str_in_output,
+            num_before_stop: (options.min_tokens as usize).saturating_sub(1),
         };
         let sequences = vec![Some(sequence); n as usize];
         self.requests.insert(id, Request { sequences });
@@ -209,18 +214,22 @@ impl Sequence {
         for (at, id) in token_ids.iter().enumerate() {
             new.clear();
             detokenizer.push(pieces, *id, &mut new);
-            if let Some(stop) = matcher.push(&new, &mut text) {
+            let may_stop = at >= self.num_before_stop;
+            if let Some(stop) = matcher.push(&new, may_stop, &mut text) {
                 return (text, Some((at + 1, stop.to_owned())));
             }
         }
+        let num_tokens = output.token_ids.len();
         if output.finish.is_some() {
             new.clear();
             detokenizer.finish(pieces, &mut new);
-            if let Some(stop) = matcher.push(&new, &mut text) {
-                return (text, Some((output.token_ids.len(), stop.to_owned())));
+            let may_stop = num_tokens > self.num_before_stop;
+            if let Some(stop) = matcher.push(&new, may_stop, &mut text) {
+                return (text, Some((num_tokens, stop.to_owned())));
             }
             matcher.finish(&mut text);
         }
+        self.num_before_stop = self.num_before_stop.saturating_sub(num_tokens);
         (text, None)
     }
 }

@@ -36,9 +36,19 @@ impl Pattern {
         Self { text, borders }
     }
 
+    /// The longest prefix but the whole that ends where one of length `matched` does.
+    fn incomplete(&self, matched: usize) -> usize {
+        if matched == self.text.len() {
+            self.borders[matched - 1] as usize
+        } else {
+            matched
+        }
+    }
+
     /// The length of the longest prefix that ends with `byte`, when one of length `matched` ended before it.
     fn advance(&self, mut matched: usize, byte: u8) -> usize {
         let bytes = self.text.as_bytes();
+        matched = self.incomplete(matched);
         while matched > 0 && bytes[matched] != byte {
             matched = self.borders[matched - 1] as usize;
         }
@@ -88,12 +98,12 @@ impl StopMatcher {
     }
 
     /// Appends to `out` what is certain to be shown after `text`. Returns the stop string that ends the text, if one
-    /// does; nothing may be pushed after that.
-    pub fn push(&mut self, text: &str, out: &mut String) -> Option<&str> {
+    /// does; nothing may be pushed after that. Without `may_stop`, stop strings that end in `text` don't count.
+    pub fn push(&mut self, text: &str, may_stop: bool, out: &mut String) -> Option<&str> {
         let old_len = self.held.len();
         self.held.push_str(text);
         let found = text.bytes().enumerate().find_map(|(at, byte)| {
-            let longest = self.advance(byte)?;
+            let longest = self.advance(byte).filter(|_| may_stop)?;
             Some((old_len + at + 1, longest))
         });
         if let Some((end, pattern)) = found {
@@ -107,7 +117,7 @@ impl StopMatcher {
             self.held.clear();
             return Some(stop);
         }
-        let num_held = self.matched.iter().copied().max().unwrap_or(0);
+        let num_held = self.num_matched();
         let certain = self.held.len() - num_held;
         out.push_str(&self.held[..certain]);
         self.held.drain(..certain);
@@ -118,6 +128,15 @@ impl StopMatcher {
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
+    }
+
+    /// How much of the text's end may belong to a stop string that is not complete.
+    fn num_matched(&self) -> usize {
+        let patterns = self.set.patterns.iter().zip(&self.matched);
+        patterns
+            .map(|(pattern, matched)| pattern.incomplete(*matched))
+            .max()
+            .unwrap_or(0)
     }
 
     /// Advances every automaton; returns the longest stop string that is complete.
@@ -152,7 +171,7 @@ mod tests {
         let mut shown = Vec::new();
         for piece in pieces {
             let mut out = String::new();
-            let stop = matcher.push(piece, &mut out).map(str::to_owned);
+            let stop = matcher.push(piece, true, &mut out).map(str::to_owned);
             shown.push(out);
             if stop.is_some() {
                 return (shown, stop);
@@ -204,6 +223,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_complete_too_early_does_not_count() {
+        let mut matcher = matcher(&["aba"], false);
+        let mut out = String::new();
+        assert_eq!(matcher.push("xaba", false, &mut out), None);
+        assert_eq!(out, "xab");
+        assert_eq!(matcher.push("b", true, &mut out), None);
+        assert_eq!(matcher.push("a!", true, &mut out), Some("aba"));
+        assert_eq!(out, "xab");
+    }
+
+    #[test]
     fn characters_stay_whole() {
         let (shown, stop) = run(&mut matcher(&["é😀"], false), &["é", "é", "😁", "é", "😀"]);
         assert_eq!(shown, ["", "é", "é😁", "", ""]);
@@ -243,7 +273,7 @@ mod tests {
             let set = StopSet::new([stop.clone()]);
             let mut matcher = StopMatcher::new(Arc::new(set), false);
             let mut out = String::new();
-            if matcher.push(&text, &mut out).is_none() {
+            if matcher.push(&text, true, &mut out).is_none() {
                 prop_assert!(text.len() - out.len() < stop.len());
                 prop_assert!(stop.starts_with(&text[out.len()..]));
             }

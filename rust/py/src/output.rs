@@ -226,6 +226,7 @@ impl OutputProcessor {
 
     #[pyo3(signature = (
         request_id, *, n, prompt_token_ids, stop, include_stop_str_in_output, skip_special_tokens, detokenize,
+        min_tokens = 0,
     ))]
     fn add(
         &self,
@@ -236,9 +237,11 @@ impl OutputProcessor {
         include_stop_str_in_output: bool,
         skip_special_tokens: bool,
         detokenize: bool,
+        min_tokens: u32,
     ) {
         let options = TextOptions {
             stop,
+            min_tokens,
             include_stop_str_in_output,
             skip_special_tokens,
             detokenize,
