@@ -235,6 +235,20 @@ async def test_before_the_start() -> None:
     assert await llm.close() == 0
 
 
+async def test_close_during_the_start(tiny_llama: Path) -> None:
+    loading = asyncio.Event()
+    llm = AsyncLLM(str(tiny_llama), device="cpu", dtype="float32")
+    start = asyncio.create_task(llm.start(lambda stage, fraction: loading.set()))
+    await asyncio.wait_for(loading.wait(), 60)
+    pid = llm.engine_pid
+    assert pid is not None
+    await llm.close()
+    with pytest.raises(EngineDeadError, match="before it was ready"):
+        await start
+    await ended(pid)
+    assert llm.state == "dead"
+
+
 async def test_progress_is_reported() -> None:
     seen: list[tuple[str, float]] = []
     llm = AsyncLLM(config=fake_config())

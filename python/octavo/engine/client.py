@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from octavo._core import EngineStats, Tokenizer
@@ -95,7 +96,7 @@ class EngineClient:
         handle = self._handle = await EngineHandle.start(self._config)
         try:
             await handle.ready(report)
-            connection = EngineConnection(self._on_lost)
+            connection = EngineConnection(partial(self._on_lost, handle))
             facts = await connection.connect(handle.socket_path)
             if self.tokenizer is None:
                 self.tokenizer = await asyncio.to_thread(load_tokenizer, facts)
@@ -108,11 +109,12 @@ class EngineClient:
         if not self._closing:
             self.state = "ready"
 
-    def _on_lost(self) -> None:
-        """The socket has ended: if the process lives on, it is of no use."""
-        if not self._closing and self._handle is not None:
-            self.state = "restarting"
-            self._handle.kill()
+    def _on_lost(self, handle: EngineHandle) -> None:
+        """The frame socket has ended: if its process lives on, it is of no use."""
+        if not self._closing:
+            handle.kill()
+            if handle is self._handle:
+                self.state = "restarting"
 
     async def _supervise(self) -> None:
         """Replace the process whenever it ends, until it ends too often."""
@@ -146,8 +148,8 @@ class EngineClient:
         """One attempt; whether it worked."""
         try:
             await self._launch()
-        except (OctavoError, OSError) as error:
-            log.error("the engine could not be restarted: %s", error)
+        except Exception as error:
+            log.error("the engine could not be restarted: %s", error, exc_info=not isinstance(error, OctavoError))
             return False
         log.warning("the engine has been restarted (%d of at most %d)", len(self._restarts), self._max_restarts)
         return True
@@ -160,8 +162,9 @@ class EngineClient:
         if self.state == "ready":
             self.state = "draining"
         num_cut = 0 if self._connection is None else await self._drain(self._connection, drain_timeout_s)
-        if self._supervisor is not None and not self._supervisor.done():
-            assert self._handle is not None, "it is supervised"
+        if self._supervisor is None and self._handle is not None:
+            self._handle.kill()  # whoever waits for the start is told
+        elif self._handle is not None and self._supervisor is not None and not self._supervisor.done():
             self._handle.stop()
             try:
                 await asyncio.wait_for(asyncio.shield(self._supervisor), STOP_TIMEOUT_S)
