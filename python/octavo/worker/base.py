@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
 
 Progress = Callable[[str, float], None]
-"""(stage, fraction done in 0..1): "config", "weights", "memory", "graphs"."""
+"""(stage, fraction done in 0..1): "config", "weights", "memory", "graphs"; several lines: a text to show."""
 
 
 class Runner(Protocol):

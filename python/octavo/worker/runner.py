@@ -8,7 +8,6 @@ Shape suffixes: t tokens, s sampled rows, m model dim.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ from octavo.worker.step_kernels import StepKernels
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -65,7 +62,7 @@ class TorchRunner:
         self.plan = make_plan(config, progress)
         self.config = self.plan.config
         self.num_blocks = self.plan.num_blocks
-        logger.info("memory plan:\n%s", self.plan.report())
+        progress(self.plan.report(), 1.0)
         self._progress = progress
         self._limits = self.plan.limits
         self._device = torch.device(self.config.execution.device)
@@ -108,7 +105,7 @@ class TorchRunner:
         )
         self._slots = Slots(limits.max_num_seqs, math.ceil(plan.max_model_len / limits.block_size), device)
         self._sampler = Sampler(vocab_size=self._model.vocab_size, num_slots=limits.max_num_seqs, device=device)
-        self._kernels = StepKernels(device, limits.block_size)
+        self._kernels = StepKernels(self.config.execution.attention_backend, limits.block_size)
         self._chunk_rows = max(1, MAX_CHUNK_LOGITS // self._model.vocab_size)
         self._graphs = DecodeGraphs(self.config.execution.cuda_graph_sizes)
 

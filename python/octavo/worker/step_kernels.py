@@ -1,6 +1,6 @@
 """The two kernels that turn an arena into a forward pass's inputs, from `octavo.kernels`.
 
-Triton on CUDA, plain PyTorch elsewhere.
+Triton beside Triton attention, else plain PyTorch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from octavo.worker.batch import StepArrays
 from octavo.worker.slots import Slots
 
-PACKAGES = {"cpu": "octavo.kernels.reference", "cuda": "octavo.kernels.triton"}
+PACKAGES = {"triton": "octavo.kernels.triton"}
+"""Attention backend -> package, if it is not `REFERENCE`."""
+REFERENCE = "octavo.kernels.reference"
 
 
 class PreparedTokens(Protocol):
@@ -27,10 +28,10 @@ class PreparedTokens(Protocol):
 
 
 class StepKernels:
-    """Bound to a device and a block size."""
+    """Bound to an attention backend's package and a block size."""
 
-    def __init__(self, device: torch.device, block_size: int) -> None:
-        package = PACKAGES[device.type]
+    def __init__(self, backend: str, block_size: int) -> None:
+        package = PACKAGES.get(backend, REFERENCE)
         self._block_size = block_size
         self._prepare: Callable[..., PreparedTokens] = import_module(f"{package}.prepare").prepare_step
         self._apply: Callable[..., None] = import_module(f"{package}.apply_updates").apply_updates
