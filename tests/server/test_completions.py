@@ -73,6 +73,7 @@ async def test_echo_with_logprobs_scores_the_prompt(client: httpx.AsyncClient, l
     llm.script = with_rows
     choice = (await post(client, prompt="hé", echo=True, logprobs=1))["choices"][0]
     assert choice["text"] == "héab"
+    assert "prompt_logprobs" not in choice
     logprobs = choice["logprobs"]
     assert logprobs["tokens"] == ["h", "bytes:\\xc3", "bytes:\\xa9", "a", "b"]
     assert logprobs["token_logprobs"] == [None, -2.0, -2.0, -0.5, -0.25]

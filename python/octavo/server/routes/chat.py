@@ -114,7 +114,7 @@ def _answer(
         "choices": [choice_object(i, choice) for i, choice in enumerate(collected.choices)],
         "usage": generation.usage(),
     }
-    if params.prompt_logprobs is not None:
+    if wanted.prompt_logprobs is not None:
         answer["prompt_logprobs"] = prompt_mappings(names, collected.prompt_rows.get(0, ()))
     if wanted.return_token_ids:
         answer["prompt_token_ids"] = generation.prompts[0].token_ids

@@ -164,7 +164,7 @@ class _Answer:
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
-        if params.prompt_logprobs is not None:
+        if wanted.prompt_logprobs is not None:
             out["prompt_logprobs"] = prompt_mappings(self._names, prompt_rows)
         if wanted.return_token_ids:
             out["token_ids"] = choice.token_ids

@@ -52,7 +52,7 @@ def parse_completion(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tu
             raise RequestError("max_tokens 0 with echo can't be streamed: leave stream out", param="max_tokens")
         own["max_tokens"] = 1
     if request.echo and request.logprobs is not None:
-        own["prompt_logprobs"] = request.logprobs
+        own["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     params = sampling_params(body, defaults, **own)
     if request.stream and "prompt_logprobs" in own and params.n > 1:
         raise RequestError("echo with logprobs can be streamed for n = 1 only", param="echo")

@@ -41,6 +41,7 @@ class CommonRequest:
     priority: int = 0
     cache_salt: str | None = None
     best_of: int | None = None
+    prompt_logprobs: int | None = None
     return_token_ids: bool = False
     echo: bool = False
 
@@ -50,7 +51,7 @@ class CommonRequest:
             raise RequestError("stream_options needs stream: true", param="stream_options")
         if self.best_of is not None and self.best_of != (body.get("n") or 1):
             raise RequestError("best_of is not supported: it must equal n", param="best_of", code="unsupported")
-        if self.stream and body.get("prompt_logprobs") is not None:
+        if self.stream and self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs can't be streamed: leave stream out", param="prompt_logprobs")
         if not -(2**31) <= self.priority < 2**31:
             raise RequestError("priority must be a 32-bit integer", param="priority")
