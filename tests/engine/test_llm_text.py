@@ -59,6 +59,21 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert stats["num_free_blocks"] == stats["num_blocks"]
 
 
+def test_a_stop_string_counts_after_min_tokens(llm: LLM) -> None:
+    def say(**more: Any) -> tuple[int, str]:
+        params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, **more)
+        completion = llm.generate("abc", params)[0].outputs[0]
+        return len(completion.token_ids), completion.text
+
+    _, text = say()
+    num_tokens, before = say(stop=[text[3]])
+    assert before == text[: text.index(text[3])]
+    assert say(stop=[text[3]], min_tokens=num_tokens)[1] == before
+    later, longer = say(stop=[text[3]], min_tokens=num_tokens + 1)
+    assert later > num_tokens
+    assert longer.startswith(before + text[3])
+
+
 def test_seeds_decide(llm: LLM) -> None:
     def sample(seed: int | None) -> list[list[int]]:
         return tokens(llm.generate(["x"], SamplingParams(temperature=1.0, max_tokens=16, seed=seed)))
@@ -75,3 +90,18 @@ def test_bad_words_are_not_said(llm: LLM) -> None:
     letter = range(97, 123)
     prompt, said = next((p, ids) for p in "abcdefghijklmnop" if (ids := say(p))[0] in letter)
     assert said[0] not in say(prompt, bad_words=[chr(said[0])])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_how_work_is_cut_changes_no_token(llm: LLM, tiny_llama: Path, depth: int) -> None:
+    """Small chunks, preemption and steps in flight, against one prompt at a time; greedy and sampled."""
+    prompts = ["shared beginning of a prompt, " * 2 + "x" * i for i in range(12)]
+    params = [SamplingParams(temperature=i % 2, max_tokens=20, seed=i, ignore_eos=True) for i in range(12)]
+    expected = [tokens(llm.generate(prompt, one))[0] for prompt, one in zip(prompts, params, strict=True)]
+    config = {"dtype": "float32", "device": "cpu", "cpu_threads": 1, "overlap_depth": depth}
+    tight = {"num_gpu_blocks_override": 16, "max_model_len": 128, "max_num_seqs": 6, "max_num_batched_tokens": 40}
+    with LLM(str(tiny_llama), **config, **tight) as cut:
+        assert tokens(cut.generate(prompts, params)) == expected
+        stats = cut.stats()
+    assert stats["num_preemptions"] > 0
+    assert stats["num_free_blocks"] == stats["num_blocks"]
