@@ -267,3 +267,14 @@ def test_a_killed_engine_is_replaced(model: Path) -> None:
         while (answer := httpx.post(f"{url}/v1/completions", json={"prompt": "y", "max_tokens": 2})).status_code != 200:
             assert answer.status_code == 503
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_an_engine_that_keeps_dying_ends_the_server(model: Path) -> None:
+    with serve(model, "--max-engine-restarts", "0") as server:
+        server.wait_ready()
+        pid = server.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        code, log = server.end()
+    assert code == 1
+    assert "the engine is dead" in log

@@ -1,0 +1,69 @@
+"""benches/serve.py against a spawned server: counts are exact, percentiles are those of the samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from serving import fake_model
+
+BENCH = Path(__file__).parents[2] / "benches" / "serve.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_serve", BENCH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_serve"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_percentiles(bench: ModuleType) -> None:
+    values = [float(i) for i in range(101)]
+    assert bench.percentile(values, 50) == 50
+    assert bench.percentile(values, 99) == 99
+    assert bench.percentile([1.0, 2.0], 50) == 1.5
+    assert bench.percentile([3.0], 99) == 3
+
+
+def test_latencies(bench: ModuleType) -> None:
+    result = bench.Result(start_s=1.0, num_output_tokens=3, arrivals_s=[1.5, 1.6, 1.9], end_s=1.9)
+    samples = bench.latencies_ms([result])
+    assert samples["ttft"] == pytest.approx([500])
+    assert samples["itl"] == pytest.approx([100, 300])
+    assert samples["tpot"] == pytest.approx([200])
+    assert samples["e2e"] == pytest.approx([900])
+
+
+def test_run(model_folder: Path, tmp_path: Path, unused_tcp_port: int) -> None:
+    model = fake_model(model_folder, tmp_path)
+    summary_file, picture = tmp_path / "out.json", tmp_path / "out.png"
+    command = [sys.executable, str(BENCH), "--spawn", f"--model {model} --runner fake --fake-step-ms 1"]
+    command += ["--url", f"http://127.0.0.1:{unused_tcp_port}", "--num-requests", "12", "--rate", "200"]
+    command += [
+        "--concurrency",
+        "4",
+        "--input-len",
+        "8",
+        "--output-len",
+        "5",
+        "--vocab-low",
+        "0",
+        "--vocab-high",
+        "256",
+    ]
+    subprocess.run([*command, "--json", str(summary_file), "--plot", str(picture)], check=True, timeout=60)
+    summary = json.loads(summary_file.read_text())
+    assert summary["num_failed"] == 0
+    assert summary["num_output_tokens"] == 60
+    assert summary["ttft_ms"]["p50"] <= summary["e2e_ms"]["p99"]
+    assert set(summary["cpu_s"]) == {"api", "engine-0", "client"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
