@@ -23,9 +23,9 @@ struct Regions {
 }
 
 impl Regions {
-    fn take(&mut self, len: u32) -> u32 {
+    fn take(&mut self, len: impl Into<u64>) -> u32 {
         let start = self.end;
-        self.end += u64::from(len).next_multiple_of(u64::from(ALIGN));
+        self.end += len.into().next_multiple_of(u64::from(ALIGN));
         start as u32
     }
 
@@ -117,7 +117,7 @@ pub struct OutputLayout {
 impl OutputLayout {
     pub fn new(config: &CoreConfig) -> Result<Self, ConfigError> {
         let (rows, sampled) = (config.max_num_seqs, 1);
-        let entries = rows * sampled * (1 + config.max_logprobs);
+        let entries = u64::from(rows * sampled) * u64::from(1 + config.max_logprobs);
         let mut regions = Regions { end: 0 };
         let mut layout = Self {
             num_ints: 0,

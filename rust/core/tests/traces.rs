@@ -91,7 +91,7 @@ fn requests() -> impl Strategy<Value = AddRequest> {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         4 => requests().prop_map(Event::Add),
-        1 => (any::<prop::sample::Index>(), prop::option::of(0_u32..3)).prop_map(|(at, index)| Event::Abort(at, index)),
+        1 => (any::<prop::sample::Index>(), prop::option::of(0_u32..5)).prop_map(|(at, index)| Event::Abort(at, index)),
         3 => (1_u8..6).prop_map(Event::Steps),
     ];
     prop::collection::vec(event, 1..40)
@@ -191,7 +191,7 @@ fn check_order(engine: &Engine) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn every_sequence_gets_its_tokens_and_every_block_comes_back(config in configs(), events in events()) {

@@ -138,7 +138,8 @@ impl Device {
             let place = self.layout.block_copy as usize + 2 * at;
             let (source, target) = (arena[place] as usize, arena[place + 1] as usize);
             assert!(touched.insert(target), "two copies to one block");
-            self.blocks[target] = self.blocks[source].clone();
+            let content = self.blocks[source].clone();
+            self.blocks[target] = content;
         }
         for at in 0..plan.totals.num_block_copies as usize {
             let source = arena[self.layout.block_copy as usize + 2 * at] as usize;
@@ -225,8 +226,8 @@ impl Device {
             let cell = self.cell(slot, position);
             state = next_state(state, cell.token, position);
             let expected = Cell {
-                state,
                 position,
+                state,
                 ..cell
             };
             assert_eq!(cell, expected, "slot {slot} reads foreign or stale KV");
