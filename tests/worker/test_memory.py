@@ -160,8 +160,8 @@ def test_the_report_says_what_was_asked_for() -> None:
 
 def test_graph_sizes_end_with_the_largest_batch() -> None:
     assert graph_sizes(1) == [1]
-    assert graph_sizes(48) == [1, 2, 4, 8, 16, 32, 48]
-    assert graph_sizes(100) == [1, 2, 4, 8, 16, 32, 48, 64, 96, 100]
+    assert graph_sizes(48) == [1, 2, 4, 8, 16, 24, 32, 48]
+    assert graph_sizes(100) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
     with pytest.raises(ConfigError, match="--cuda-graph-sizes 512: a step has at most 256 rows"):
         make(cuda(139.8), cuda_graph_sizes=[8, 512])
 

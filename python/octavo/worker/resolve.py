@@ -82,9 +82,9 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Row counts to capture: powers of two, the midpoints between them from 32 on, and the largest batch."""
+    """Row counts to capture: powers of two, the midpoints between them from 16 on, and the largest batch."""
     powers = [1 << i for i in range(max_num_seqs.bit_length())]
-    midpoints = [power * 3 // 2 for power in powers if power >= 32]
+    midpoints = [power * 3 // 2 for power in powers if power >= 16]
     return sorted({size for size in powers + midpoints if size < max_num_seqs} | {max_num_seqs})
 
 
