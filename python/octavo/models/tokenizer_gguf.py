@@ -180,6 +180,16 @@ def _bpe_model(vocabulary: Vocabulary, merges: list[list[str]], **fields: Any) -
 
 def _byte_level(vocabulary: Vocabulary) -> Json:
     pre = _pre_tokenizer(vocabulary)
+    return {
+        "normalizer": {"type": "NFC"} if pre.nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(pre.steps)},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _bpe_model(vocabulary, _listed_merges(vocabulary), ignore_merges=pre.ignore_merges),
+    }
+
+
+def _listed_merges(vocabulary: Vocabulary) -> list[list[str]]:
+    """The file's list of merges, each checked to join two tokens into a third."""
     merges = vocabulary.meta.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise ModelError(f"{vocabulary.path}: tokenizer.ggml.merges is missing")
@@ -188,12 +198,7 @@ def _byte_level(vocabulary: Vocabulary) -> Json:
     for pair in pairs:
         if len(pair) != 2 or pair[0] not in known or pair[1] not in known or pair[0] + pair[1] not in known:
             raise ModelError(f"{vocabulary.path}: tokenizer.ggml.merges has {' '.join(pair)!r}, which is no merge")
-    return {
-        "normalizer": {"type": "NFC"} if pre.nfc else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(pre.steps)},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe_model(vocabulary, pairs, ignore_merges=pre.ignore_merges),
-    }
+    return pairs
 
 
 def _pre_tokenizer(vocabulary: Vocabulary) -> Any:
@@ -208,9 +213,10 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> Any:
 
 def _sentencepiece_bpe(vocabulary: Vocabulary) -> Json:
     unk = vocabulary.roles.get("unk")
+    listed = "tokenizer.ggml.merges" in vocabulary.meta
     model = _bpe_model(
         vocabulary,
-        merges_of_scores(vocabulary),
+        _listed_merges(vocabulary) if listed else merges_of_scores(vocabulary),
         unk_token=None if unk is None else vocabulary.tokens[unk],
         fuse_unk=True,
         byte_fallback=vocabulary.has_bytes(),
@@ -241,13 +247,19 @@ def _user_defined(vocabulary: Vocabulary) -> Json | None:
 def merges_of_scores(vocabulary: Vocabulary) -> list[list[str]]:
     """The merges that SentencePiece's scores imply: every way to cut a piece into two pieces, best score first.
 
-    Equal scores: the longer left part first, which is the leftmost in a run of one character.
+    Equal scores: the longer left part first, which is the leftmost in a run of one character. ModelError: the scores
+    are a placeholder, as some converters write.
     """
     mergeable = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.types, vocabulary.scores, strict=True)
         if kind in (NORMAL, USER_DEFINED)
     }
+    if len(mergeable) > 1 and len(set(mergeable.values())) == 1:
+        raise ModelError(
+            f"{vocabulary.path}: tokenizer.ggml.scores are all equal, so they do not tell how to merge; "
+            "give the original tokenizer with --tokenizer"
+        )
     merges: list[tuple[float, int, str, str]] = []
     for token, score in mergeable.items():
         for cut in range(1, len(token)):
