@@ -90,6 +90,10 @@ class AsyncLLM:
     def state(self) -> State:
         return self._client.state
 
+    async def reached(self, *states: State) -> State:
+        """Wait until the state is one of these; which one it is."""
+        return await self._client.reached(*states)
+
     @property
     def progress(self) -> tuple[str, float]:
         """(stage, fraction done) of the start."""

@@ -14,6 +14,7 @@ import pytest
 
 from octavo import AsyncLLM, SamplingParams
 from octavo.config import make_engine_config
+from octavo.engine.client import State
 from octavo.engine.handle import EngineHandle
 from octavo.errors import EngineDeadError
 
@@ -33,11 +34,9 @@ def engine_pid(llm: AsyncLLM) -> int:
     return llm.engine_pid
 
 
-async def state(llm: AsyncLLM, wanted: str) -> None:
+async def state(llm: AsyncLLM, wanted: State) -> None:
     """Wait until the engine is in a state."""
-    async with asyncio.timeout(30):
-        while llm.state != wanted:
-            await asyncio.sleep(0.01)
+    await asyncio.wait_for(llm.reached(wanted), 30)
 
 
 async def test_a_killed_engine_fails_its_requests_and_is_replaced(llm: AsyncLLM) -> None:

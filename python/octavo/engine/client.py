@@ -45,7 +45,8 @@ class EngineClient:
     """
 
     def __init__(self, config: EngineConfig, *, max_restarts: int) -> None:
-        self.state: State = "starting"
+        self._state: State = "starting"
+        self._state_changed = asyncio.Event()
         self.progress: tuple[str, float] = ("process", 0.0)
         self.facts: ModelFacts | None = None
         self.tokenizer: Tokenizer | None = None
@@ -56,6 +57,21 @@ class EngineClient:
         self._connection: EngineConnection | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._closing = False
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def _set_state(self, state: State) -> None:
+        self._state = state
+        self._state_changed.set()
+        self._state_changed = asyncio.Event()
+
+    async def reached(self, *states: State) -> State:
+        """Wait until the state is one of these; which one it is."""
+        while self._state not in states:
+            await self._state_changed.wait()
+        return self._state
 
     @property
     def pid(self) -> int | None:
@@ -70,10 +86,10 @@ class EngineClient:
     @property
     def connection(self) -> EngineConnection:
         """The way to the engine. EngineDeadError while there is none, OverloadError while no more is taken."""
-        if self.state == "draining":
+        if self._state == "draining":
             raise OverloadError("the engine is shutting down", DRAIN_RETRY_AFTER_S)
-        if self.state != "ready" or self._connection is None:
-            raise EngineDeadError(UNAVAILABLE[self.state])
+        if self._state != "ready" or self._connection is None:
+            raise EngineDeadError(UNAVAILABLE[self._state])
         return self._connection
 
     async def start(self, on_progress: Progress | None = None) -> None:
@@ -81,7 +97,7 @@ class EngineClient:
         try:
             await self._launch(on_progress)
         except BaseException:
-            self.state = "dead"
+            self._set_state("dead")
             raise
         self._supervisor = asyncio.create_task(self._supervise())
 
@@ -107,14 +123,14 @@ class EngineClient:
             raise
         self.facts, self._connection = facts, connection
         if not self._closing:
-            self.state = "ready"
+            self._set_state("ready")
 
     def _on_lost(self, handle: EngineHandle) -> None:
         """The frame socket has ended: if its process lives on, it is of no use."""
         if not self._closing:
             handle.kill()
             if handle is self._handle:
-                self.state = "restarting"
+                self._set_state("restarting")
 
     async def _supervise(self) -> None:
         """Replace the process whenever it ends, until it ends too often."""
@@ -123,13 +139,13 @@ class EngineClient:
             if self._closing:
                 return
             log.error("the engine process ended (%s)", describe_exit(code))
-            self.state = "restarting"
+            self._set_state("restarting")
             restarted = False
             while not restarted:
                 if self._closing:
                     return
                 if not self._may_restart():
-                    self.state = "dead"
+                    self._set_state("dead")
                     return
                 restarted = await self._restart()
 
@@ -159,8 +175,8 @@ class EngineClient:
         if self._closing:
             return 0
         self._closing = True
-        if self.state == "ready":
-            self.state = "draining"
+        if self._state == "ready":
+            self._set_state("draining")
         num_cut = 0 if self._connection is None else await self._drain(self._connection, drain_timeout_s)
         if self._supervisor is None and self._handle is not None:
             self._handle.kill()  # whoever waits for the start is told
@@ -171,7 +187,7 @@ class EngineClient:
             except TimeoutError:
                 self._handle.kill()
                 await self._supervisor
-        self.state = "dead"
+        self._set_state("dead")
         return num_cut
 
     @staticmethod
