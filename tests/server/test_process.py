@@ -121,6 +121,30 @@ async def test_async_openai_client_in_parallel(url: str) -> None:
         assert len(set(texts)) == 4
 
 
+def test_cached_tokens_are_told_and_salts_keep_apart(client: openai.OpenAI) -> None:
+    def cached(salt: str | None) -> int | None:
+        body = {"cache_salt": salt}
+        answer = client.completions.create(model="tiny", prompt=[77] * 80, max_tokens=1, extra_body=body)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert [cached(salt) for salt in ("a", "a", "b", None, None)] == [0, 64, 0, 0, 64]
+
+
+async def test_a_full_queue_refuses_with_retry_after(model: Path) -> None:
+    with serve(model, "--fake-step-ms", "20", "--max-num-seqs", "1", "--max-queued-requests", "4") as server:
+        async with httpx.AsyncClient(base_url=server.wait_ready(), timeout=60) as client:
+            bodies = [{"prompt": f"p{i}", "max_tokens": 20, "stream": i % 2 == 0} for i in range(50)]
+            answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 5
+    refused = answers[statuses.index(429)]
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_disconnect_frees_blocks(url: str, streamed: bool) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": streamed}).encode()
