@@ -40,8 +40,8 @@ class Compiled:
     num_wgmma: int
     num_mma: int
     num_tma_loads: int
-    waits_before_loads: bool
-    """No tensor memory load stands before the wait for the kernel before it."""
+    loads_before_wait: int
+    """Tensor memory loads that stand before the wait for the kernel before it."""
 
 
 def _type(name: str, value: Any) -> str:
@@ -76,7 +76,8 @@ def compile_launch(launch: Launch) -> Compiled:
     kernel = triton.compile(source, target=TARGET, options=options)
     ptx: str = kernel.asm["ptx"]
     log = _assemble(ptx)
-    wait, load = ptx.find("griddepcontrol.wait"), ptx.find("cp.async.bulk.tensor")
+    wait = ptx.find("griddepcontrol.wait")
+    assert wait >= 0, "every kernel waits for the one before it"
     return Compiled(
         registers=int(re.findall(r"Used (\d+) registers", log)[0]),
         spill_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", log))),
@@ -84,7 +85,7 @@ def compile_launch(launch: Launch) -> Compiled:
         num_wgmma=ptx.count("wgmma.mma_async"),
         num_mma=ptx.count("mma.sync"),
         num_tma_loads=ptx.count("cp.async.bulk.tensor"),
-        waits_before_loads=load < 0 or 0 <= wait < load,
+        loads_before_wait=ptx[:wait].count("cp.async.bulk.tensor"),
     )
 
 

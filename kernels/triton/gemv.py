@@ -1,0 +1,77 @@
+"""Matrix times one vector (decode of a single sequence): y[n] = sum_k W[n, k] x[k], with the work around it fused in.
+
+A program owns BLOCK_N rows of W and walks along k. Its first block of weights is on its way to registers before the wait
+for the producer of x, so that the memory system never idles between kernels. More than one vector: ring_gemm.py.
+
+Epilogues and the residual stream: skinny_linear.py, which describes the launches.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gemv(
+    x_k,
+    weight_nk,
+    bias_n,
+    y_n,
+    residual_n,
+    gained_n,
+    gain_n,
+    squares_in,
+    squares_out,
+    eps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PARTIALS: tl.constexpr,  # partial sums of squares that make up the input's; 0: the input is not scaled
+    PARTIALS_P2: tl.constexpr,
+    EPILOGUE: tl.constexpr,  # "store", "silu", "residual"
+    HAS_BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    weights = weight_nk + n[:, None] * K + k[None, :]
+    first = tl.load(weights)
+    if EPILOGUE == "silu":
+        first_up = tl.load(weights + N * K)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    scale = 1.0
+    if PARTIALS > 0:
+        p = tl.arange(0, PARTIALS_P2)
+        squares = tl.sum(tl.load(squares_in + p, mask=p < PARTIALS, other=0.0), 0)
+        scale = tl.rsqrt(squares / K + eps)
+    x = tl.load(x_k + k).to(tl.float32)[None, :]
+    products = first.to(tl.float32) * x
+    if EPILOGUE == "silu":
+        products_up = first_up.to(tl.float32) * x
+    for start in tl.static_range(BLOCK_K, K, BLOCK_K):
+        x = tl.load(x_k + start + k).to(tl.float32)[None, :]
+        products += tl.load(weights + start).to(tl.float32) * x
+        if EPILOGUE == "silu":
+            products_up += tl.load(weights + N * K + start).to(tl.float32) * x
+    acc = tl.sum(products, 1) * scale
+    if HAS_BIAS:
+        acc += tl.load(bias_n + n).to(tl.float32)
+    if EPILOGUE == "store":
+        tl.store(y_n + n, acc.to(y_n.dtype.element_ty))
+    elif EPILOGUE == "silu":
+        up = tl.sum(products_up, 1) * scale
+        if HAS_BIAS:
+            up += tl.load(bias_n + N + n).to(tl.float32)
+        tl.store(y_n + n, (acc / (1.0 + tl.exp(-acc)) * up).to(y_n.dtype.element_ty))
+    else:
+        rounded = (tl.load(residual_n + n).to(tl.float32) + acc).to(residual_n.dtype.element_ty)
+        total = rounded.to(tl.float32)
+        gain = tl.load(gain_n + n).to(tl.float32)
+        tl.store(residual_n + n, rounded)
+        tl.store(gained_n + n, (total * gain).to(gained_n.dtype.element_ty))
+        tl.store(squares_out + tile, tl.sum(total * total, 0))

@@ -1,0 +1,38 @@
+"""One kernel launch as data: what would run, on what grid, with which arguments. So a launch can be run, compiled ahead
+on several threads, or compiled for a device that is not here, all from the same description.
+
+Dependent launches (PDL, from sm_90): every kernel that takes the constant `PDL` waits for the kernel before it
+(`gdc_wait`) and only then lets the next one start (`gdc_launch_dependents`). So all that ran two kernels ago is complete
+when a kernel starts, and what comes before its wait may read weights and anything at least that old.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A Triton or Gluon kernel with everything it is called with. Tensors in `args` must outlive the launch."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: dict[str, Any]
+    """Run-time arguments by parameter name."""
+    constants: dict[str, Any]
+    """Compile-time arguments by parameter name, but for `PDL`."""
+    num_warps: int = 4
+    num_stages: int = 1
+
+    def run(self, *, pdl: bool = True) -> None:
+        """Start it on the current stream; `pdl` False for devices (and the interpreter) without dependent launches."""
+        self.kernel[self.grid](**self.args, **self.constants, PDL=pdl, **self._options(pdl))
+
+    def warm_up(self) -> None:
+        """Compile it (with dependent launches) for the current device, without running it."""
+        self.kernel.warmup(**self.args, **self.constants, PDL=True, grid=self.grid, **self._options(pdl=True))
+
+    def _options(self, pdl: bool) -> dict[str, Any]:
+        options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options | {"launch_pdl": True} if pdl else options

@@ -1,0 +1,65 @@
+"""The seam between a decoder and kernels that run its decode steps as a whole, and what such kernels are made from.
+
+Shape suffixes: t tokens (one a row), s sampled rows, v vocabulary, m model dim, d head dim, n and k as a weight's rows
+and columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.attention.base import AttentionSpec, ForwardContext
+
+
+class DecodeKernels(Protocol):
+    """Runs the steps that it accepts, instead of the decoder's modules and with their results but for rounding."""
+
+    def accepts(self, ctx: ForwardContext) -> bool:
+        """Whether `forward` can run the step."""
+
+    def forward(self, token_id_t: Tensor, ctx: ForwardContext) -> Tensor:
+        """Hidden states [t, m] after the final norm, valid until the next call. Safe in a CUDA graph capture."""
+
+    def accepts_logits(self, hidden_sm: Tensor) -> bool:
+        """Whether `logits` can score the rows."""
+
+    def logits(self, hidden_sm: Tensor) -> Tensor:
+        """Logits fp32 [s, v]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A dense product's matrix [n, k] and bias [n]."""
+
+    weight_nk: Tensor
+    bias_n: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """One pre-norm block with rotary attention and a gated MLP (q, k, v stacked; gate above up)."""
+
+    attention: AttentionSpec
+    norm_eps: float
+    input_gain_m: Tensor
+    qkv: Weights
+    q_gain_d: Tensor | None
+    k_gain_d: Tensor | None
+    o: Weights
+    mlp_gain_m: Tensor
+    gate_up: Weights
+    down: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """A whole decoder. `rotary_table` fp32 [positions, d]: cosines, then sines."""
+
+    embed_vm: Tensor
+    blocks: list[BlockWeights]
+    final_gain_m: Tensor
+    head_vm: Tensor
+    rotary_table: Tensor

@@ -1,0 +1,177 @@
+"""Decode steps with fused kernels: embedding, 5 kernels a layer (6 where attention is split), final norm; and the head.
+
+A layer: qkv product | attention with head norms, rotation and KV write | [its reduction] | o + residual | gate_up +
+silu | down + residual. Norms live in the products around them (octavo.kernels.triton.skinny_linear).
+
+All steps share one set of buffers, whose addresses CUDA graphs may keep; nothing is allocated in `forward`.
+
+Shape suffixes: t tokens (one a row), s sampled rows, m model dim, o features of a product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.attention.base import ForwardContext
+from octavo.kernels.triton.decode_attention_fused import (
+    TILE,
+    AttentionLayer,
+    AttentionScratch,
+    DecodeRows,
+    HeadShape,
+    attend,
+)
+from octavo.kernels.triton.embed_norm import embed, final_norm
+from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.skinny_linear import (
+    ResidualStream,
+    SkinnyLinear,
+    SplitScratch,
+    add_residual,
+    scaled_store,
+    store,
+    supports,
+)
+from octavo.kernels.triton.skinny_table import MAX_ROWS
+from octavo.layers.fused.base import BlockWeights, DecoderWeights, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class FusedBlock:
+    """A block's products and attention, ready to launch."""
+
+    cache: int
+    """Index into `ForwardContext.kv_cache`."""
+    attention: AttentionLayer
+    norm_eps: float
+    mlp_gain_m: Tensor
+    qkv: SkinnyLinear
+    o: SkinnyLinear
+    gate_up: SkinnyLinear
+    down: SkinnyLinear
+
+    @classmethod
+    def make(cls, block: BlockWeights, rotary_table: Tensor) -> FusedBlock:
+        """Choose the products' configurations."""
+        spec = block.attention
+        heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        attention = AttentionLayer(
+            heads, spec.scale, spec.window, block.q_gain_d, block.k_gain_d, block.norm_eps, rotary_table
+        )
+
+        def linear(op: str, weights: Weights) -> SkinnyLinear:
+            return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n)
+
+        return cls(
+            cache=spec.layer,
+            attention=attention,
+            norm_eps=block.norm_eps,
+            mlp_gain_m=block.mlp_gain_m,
+            qkv=linear("qkv", block.qkv),
+            o=linear("o", block.o),
+            gate_up=linear("gate_up", block.gate_up),
+            down=linear("down", block.down),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Everything between kernels, for MAX_ROWS rows."""
+
+    stream: ResidualStream
+    qkv_to: Tensor
+    attended_to: Tensor
+    activated_to: Tensor
+    hidden_tm: Tensor
+    split: SplitScratch
+    attention: AttentionScratch
+
+    @classmethod
+    def allocate(cls, block: FusedBlock, width: int, device: torch.device) -> Buffers:
+        """For blocks like this one."""
+        heads = block.attention.heads
+        linears = [block.qkv, block.o, block.gate_up, block.down]
+        dtype = block.qkv.weight.dtype
+
+        def rows(features: int) -> Tensor:
+            return torch.zeros(MAX_ROWS, features, dtype=dtype, device=device)
+
+        return cls(
+            stream=ResidualStream.allocate(width, dtype, device),
+            qkv_to=rows(block.qkv.n),
+            attended_to=rows(block.o.k),
+            activated_to=rows(block.down.k),
+            hidden_tm=rows(width),
+            split=SplitScratch.allocate(linears, device),
+            attention=AttentionScratch.allocate(heads, MAX_ROWS, device),
+        )
+
+
+class FusedDecode:
+    """See `octavo.layers.fused.base.DecodeKernels`. The decoder and device must have no `support.obstacle`."""
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        self._embed_vm, self._final_gain_m = weights.embed_vm, weights.final_gain_m
+        self._input_gains = [block.input_gain_m for block in weights.blocks]
+        self._blocks = [FusedBlock.make(block, weights.rotary_table) for block in weights.blocks]
+        width = weights.embed_vm.shape[1]
+        self._buffers = Buffers.allocate(self._blocks[0], width, weights.embed_vm.device)
+        vocab_size = weights.head_vm.shape[0]
+        can_score = supports("head", vocab_size, width)
+        self._head = SkinnyLinear.make("head", weights.head_vm, None) if can_score else None
+
+    def accepts(self, ctx: ForwardContext) -> bool:
+        """Steps of at most MAX_ROWS rows that all decode, over blocks of TILE tokens."""
+        only_decodes = ctx.num_tokens == ctx.num_rows == ctx.num_decode_rows
+        return only_decodes and 0 < ctx.num_rows <= MAX_ROWS and ctx.block_size == TILE
+
+    def forward(self, token_id_t: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `DecodeKernels.forward`."""
+        for launch in self.launches(token_id_t, ctx):
+            launch.run()
+        return self._buffers.hidden_tm[: ctx.num_rows]
+
+    def launches(self, token_id_t: Tensor, ctx: ForwardContext) -> list[Launch]:
+        """The step's kernels in order."""
+        count, buffers = ctx.num_rows, self._buffers
+        rows = DecodeRows(ctx.block_table_sb, ctx.row_slot_r[:count], ctx.kv_len_r[:count], ctx.max_kv_len)
+        found = [embed(token_id_t, self._embed_vm, self._input_gains[0], buffers.stream)]
+        next_gains = [*self._input_gains[1:], self._final_gain_m]
+        partials = 1
+        for block, next_gain_m in zip(self._blocks, next_gains, strict=True):
+            found += self._block(block, next_gain_m, ctx.kv_cache[block.cache], rows, partials)
+            partials = block.down.num_tiles(count)
+        eps = self._blocks[-1].norm_eps
+        return [*found, final_norm(buffers.stream, self._final_gain_m, eps, buffers.hidden_tm[:count])]
+
+    def _block(
+        self, block: FusedBlock, next_gain_m: Tensor, kv_cache: Tensor, rows: DecodeRows, partials: int
+    ) -> list[Launch]:
+        """One block; `partials` sums of squares a row come with its input, `next_gain_m` is of the norm after it."""
+        count, buffers, eps = rows.num_rows, self._buffers, block.norm_eps
+        stream, split = buffers.stream, buffers.split
+        qkv_to, attended_to = buffers.qkv_to[:count], buffers.attended_to[:count]
+        activated_to = buffers.activated_to[:count]
+        return [
+            scaled_store(block.qkv, stream, qkv_to, partials=partials, epilogue="store", eps=eps),
+            *attend(block.attention, qkv_to, kv_cache, rows, buffers.attention, attended_to),
+            add_residual(block.o, attended_to, stream, block.mlp_gain_m, split),
+            scaled_store(
+                block.gate_up, stream, activated_to, partials=block.o.num_tiles(count), epilogue="silu", eps=eps
+            ),
+            add_residual(block.down, activated_to, stream, next_gain_m, split),
+        ]
+
+    def accepts_logits(self, hidden_sm: Tensor) -> bool:
+        """At most MAX_ROWS rows, if the vocabulary's size has a configuration."""
+        return self._head is not None and 0 < hidden_sm.shape[0] <= MAX_ROWS
+
+    def logits(self, hidden_sm: Tensor) -> Tensor:
+        """See `DecodeKernels.logits`."""
+        assert self._head is not None
+        logits_sv = torch.empty(hidden_sm.shape[0], self._head.n, dtype=torch.float32, device=hidden_sm.device)
+        store(self._head, hidden_sm, logits_sv, self._buffers.stream).run()
+        return logits_sv

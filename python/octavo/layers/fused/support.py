@@ -1,0 +1,74 @@
+"""Which decoders, on which devices, the fused decode kernels can run. Pure; loads no kernel.
+
+What depends on a step (its rows, the cache's block size) is asked of the kernels: `DecodeKernels.accepts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo.attention.base import AttentionSpec
+from octavo.kernels.triton.skinny_table import BUCKETS, choose
+
+ACTIVATIONS = ("silu", "swish")
+HEAD_DIMS = (64, 128)
+MAX_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """What the kernels ask of a decoder."""
+
+    hidden_size: int
+    intermediate_size: int
+    hidden_act: str
+    rotary_dim: int
+    attention: tuple[AttentionSpec, ...]
+    """One a layer."""
+    is_dense: bool
+    """Linear layers keep plain matrices of `dtype`."""
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTraits:
+    """What the kernels ask of a device."""
+
+    kind: str
+    capability: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, device: torch.device) -> DeviceTraits:
+        """Of a device that is present."""
+        return cls(device.type, torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0))
+
+
+def obstacle(shape: DecoderShape, device: DeviceTraits) -> str | None:
+    """Why the fused kernels can't run the decoder on the device, in a few words; None: they can."""
+    if device.kind != "cuda" or device.capability[0] != 9:
+        return "they need a Hopper GPU (sm_90)"
+    if shape.dtype != torch.bfloat16 or not shape.is_dense:
+        return "they need bfloat16 weights"
+    if shape.hidden_act not in ACTIVATIONS:
+        return f"they know the activation silu, not {shape.hidden_act}"
+    heads = {(spec.num_heads, spec.num_kv_heads, spec.head_dim) for spec in shape.attention}
+    if len(heads) != 1 or any(spec.soft_cap for spec in shape.attention):
+        return "they need equal heads in all layers, without a soft cap"
+    num_heads, num_kv_heads, dim = heads.pop()
+    if dim not in HEAD_DIMS or shape.rotary_dim != dim:
+        return f"they need heads of 64 or 128 dims, all rotated, not {dim} with {shape.rotary_dim} rotated"
+    if num_heads // num_kv_heads > MAX_GROUP:
+        return f"they need at most {MAX_GROUP} query heads a KV head"
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    products = {
+        "qkv": ((num_heads + 2 * num_kv_heads) * dim, hidden),
+        "o": (hidden, num_heads * dim),
+        "gate_up": (inner, hidden),
+        "down": (hidden, inner),
+    }
+    for op, (n, k) in products.items():
+        if any(choose(op, n, k, bucket) is None for bucket in BUCKETS):
+            return f"no configuration multiplies {op}'s matrix of {n} x {k} (sizes must be multiples of 128)"
+    return None

@@ -1,0 +1,92 @@
+"""Every kernel of a decode step of real models, compiled for sm_90 without a GPU; run by test_fused_kernels.py.
+
+The launches are those that `FusedDecode` makes for each bucket of rows, over tensors without memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fused_models import LLAMA_8B, QWEN3_06B, QWEN3_8B, Sizes, make_context, make_weights
+from sm90_compile import Compiled, compile_launch
+
+from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.skinny_linear import ResidualStream, SkinnyLinear, store
+from octavo.kernels.triton.skinny_table import BUCKETS, SHARED_BYTES
+from octavo.layers.fused.decode import FusedDecode
+
+MODELS = {"llama-8b": LLAMA_8B, "qwen3-8b": QWEN3_8B, "qwen3-0.6b": QWEN3_06B}
+LENGTHS = (200, 1000, 100_000)
+MAX_REGISTERS = 255
+REGISTER_FILE = 65536
+"""Of a multiprocessor."""
+seen: dict[Any, Compiled] = {}
+
+
+def compile_once(launch: Launch) -> Compiled:
+    key = (launch.kernel, tuple(sorted(launch.constants.items())), launch.num_warps, launch.num_stages)
+    if key not in seen:
+        seen[key] = compile_launch(launch)
+    return seen[key]
+
+
+def step_launches(sizes: Sizes, rows: int) -> list[Launch]:
+    """Two layers (their inputs differ: embedding, then a block) and the head."""
+    weights = make_weights(sizes, layers=2, device="meta", max_len=1024)
+    decode = FusedDecode(weights)
+    launches = []
+    for max_kv_len in LENGTHS:
+        ctx = make_context(sizes, [64] * rows, layers=2, device="meta", max_kv_len=max_kv_len)
+        assert decode.accepts(ctx)
+        launches += decode.launches(torch.empty(rows, dtype=torch.int64, device="meta"), ctx)
+    head = SkinnyLinear.make("head", weights.head_vm, None)
+    hidden = torch.empty(rows, sizes.hidden, dtype=torch.bfloat16, device="meta")
+    stream = ResidualStream.allocate(sizes.hidden, torch.bfloat16, torch.device("meta"))
+    logits = torch.empty(rows, sizes.vocab, dtype=torch.float32, device="meta")
+    return [*launches, store(head, hidden, logits, stream)]
+
+
+@pytest.mark.parametrize("rows", BUCKETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_step_compiles_without_spills(model: str, rows: int) -> None:
+    for launch in step_launches(MODELS[model], rows):
+        compiled = compile_once(launch)
+        assert compiled.spill_bytes == 0, launch
+        assert compiled.registers <= MAX_REGISTERS
+        assert compiled.shared_bytes <= SHARED_BYTES
+        CHECKS.get(launch.kernel.__name__, check_small)(launch, compiled)
+
+
+def check_ring(launch: Launch, compiled: Compiled) -> None:
+    """All products in wgmma; the whole ring's weights requested before the wait."""
+    constants = launch.constants
+    matrices = 2 if constants["EPILOGUE"] == "silu" else 1
+    rows = constants["BLOCK_N"] if constants["SWAP_AB"] else constants["BLOCK_M"]
+    instructions = matrices * (constants["BLOCK_K"] // 16) * max(1, rows // (16 * constants["WARPS"]))
+    assert compiled.num_wgmma == instructions, launch
+    assert compiled.num_mma == 0
+    programs = min(2, SHARED_BYTES // compiled.shared_bytes)
+    assert programs * compiled.registers * 32 * launch.num_warps <= REGISTER_FILE, "as many as their rings let in"
+    steps = constants["K"] // constants["SPLIT_K"] // constants["BLOCK_K"]
+    assert compiled.loads_before_wait == matrices * min(constants["STAGES"], steps), launch
+
+
+def check_attention(launch: Launch, compiled: Compiled) -> None:
+    """Tiles by the tensor memory accelerator, as deep a pipeline as asked for, both products on tensor cores."""
+    constants = launch.constants
+    tile_bytes = 2 * constants["TILE"] * constants["HEAD_DIM"] * 2
+    assert compiled.num_mma > 0
+    assert compiled.loads_before_wait == 0
+    assert compiled.num_tma_loads >= 4
+    assert compiled.shared_bytes >= (launch.num_stages - 1) * tile_bytes, launch
+    assert compiled.registers <= 128
+
+
+def check_small(launch: Launch, compiled: Compiled) -> None:
+    """No matrices."""
+    assert compiled.num_wgmma == compiled.num_mma == compiled.num_tma_loads == 0
+
+
+CHECKS = {"ring_gemm": check_ring, "attention_kernel": check_attention}

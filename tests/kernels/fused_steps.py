@@ -1,0 +1,71 @@
+"""Random inputs for the fused decode kernels, on any device: decode rows over a shuffled cache, weight matrices.
+
+Shape suffixes: r rows, s slots, b blocks, n output features, k input features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.triton.decode_attention_fused import TILE, AttentionLayer, DecodeRows, HeadShape
+
+
+@dataclass
+class AttentionCase:
+    """One layer's attention over rows of given lengths."""
+
+    layer: AttentionLayer
+    rows: DecodeRows
+    kv_cache: Tensor
+    qkv_ro: Tensor
+
+    @property
+    def heads(self) -> HeadShape:
+        return self.layer.heads
+
+
+def make_attention(
+    lengths: list[int],
+    heads: HeadShape,
+    *,
+    window: int = 0,
+    qk_norm: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 0,
+) -> AttentionCase:
+    """Rows of random slots with random blocks; every cache entry is a number, also those that no row owns."""
+    torch.manual_seed(seed)
+    num_slots, width = len(lengths) + 3, max(lengths) // TILE + 2
+    needed = [-(-length // TILE) for length in lengths]
+    free = (torch.randperm(sum(needed)) + 1).tolist()
+    table_sb = torch.zeros(num_slots, width, dtype=torch.int32)
+    slots = torch.randperm(num_slots)[: len(lengths)]
+    for slot, count in zip(slots.tolist(), needed, strict=True):
+        table_sb[slot, :count] = torch.tensor([free.pop() for _ in range(count)], dtype=torch.int32)
+    dim = heads.head_dim
+
+    def random(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*shape, device=device).to(kind)
+
+    angle = torch.arange(max(lengths) + 1)[:, None] * 10000.0 ** (-torch.arange(dim // 2) / (dim // 2))
+    gains = [1 + 0.2 * random(dim) if qk_norm else None for _ in range(2)]
+    layer = AttentionLayer(
+        heads, dim**-0.5, window, gains[0], gains[1], 1e-6, torch.cat((angle.cos(), angle.sin()), -1).to(device)
+    )
+    rows = DecodeRows(
+        table_sb.to(device),
+        slots.to(device, torch.int32),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        max(lengths),
+    )
+    cache = random(sum(needed) + 1, 2, heads.num_kv_heads, TILE, dim)
+    return AttentionCase(layer, rows, cache, random(len(lengths), (heads.num_heads + 2 * heads.num_kv_heads) * dim))
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    return float((actual.float() - expected.float()).norm() / expected.float().norm())
