@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracle import adjusted_logits, distribution
@@ -13,6 +14,8 @@ from sampler_driver import VOCAB_SIZE, Row, admit, make_sampler, rows_of, step
 from torch import Tensor
 
 from octavo.sampling import sampler as sampler_module
+from octavo.sampling import top_k_top_p
+from octavo.sampling.base import AdmittedRow
 from octavo.sampling.draw import integer_weights
 
 CASES: dict[str, dict[str, Any]] = {
@@ -86,6 +89,32 @@ def test_distribution_is_the_oracles(name: str, monkeypatch: pytest.MonkeyPatch)
     weights = integer_weights(seen := seen_logits(monkeypatch, [row], logits), seen.amax(1, keepdim=True))[0].double()
     expected = distribution(logits[0].tolist(), CASES[name], PROMPT, OUTPUT)
     assert (weights / weights.sum()).tolist() == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 2.0, 30.0])
+def test_top_p_takes_the_same_tokens_from_few_candidates_as_from_all(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab_size = 3000
+    logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(8)) * scale
+    kept = []
+    for candidates in (top_k_top_p._candidates, lambda weight_sv, *_: weight_sv.shape[1]):
+        monkeypatch.setattr(top_k_top_p, "_candidates", candidates)
+        feature = top_k_top_p.TopKTopP(4, torch.device("cpu"))
+        limits = [{"top_p": 0.9}, {"top_p": 0.3, "top_k": 40}, {}, {"top_p": 0.999}]
+        rows = [Row(slot, params) for slot, params in enumerate(limits)]
+        for row in rows:
+            feature.admit(AdmittedRow(row.slot, 0, row.params, np.zeros(1, np.int32), np.zeros(0, np.int32)))
+        feature.flush()
+        feature.apply(values := logits.clone(), rows_of(rows))
+        kept.append(values)
+    assert kept[0].equal(kept[1])
+    assert kept[0][2].equal(logits[2])
+    for row, p in ((0, 0.9), (3, 0.999)):
+        ranked = logits[row].double().softmax(0).sort(descending=True).values
+        expected = int((ranked.cumsum(0) < p).sum()) + 1
+        if scale:  # without ties
+            assert int((kept[0][row] > -math.inf).sum()) == pytest.approx(expected, abs=1)
 
 
 def test_mixed_rows_are_what_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""The runner with Triton's attention and step kernels, in the interpreter, in a process of its own: the interpreter must
-be chosen before triton is imported."""
+"""The runner with Triton's attention and step kernels, in the interpreter, which must be chosen before triton is
+imported: hence a process of its own."""
 
 from __future__ import annotations
 

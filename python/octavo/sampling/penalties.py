@@ -23,6 +23,9 @@ class Penalties:
         self._repetition = SlotTable(num_slots, 1.0, torch.float32, device)
         self._in_prompt = VocabTable(num_slots, vocab_size, 0, torch.bool, device)
         self._count = VocabTable(num_slots, vocab_size, 0, torch.int32, device)
+        self._repeats = np.zeros(num_slots + 1, dtype=np.bool_)
+        self._counts = np.zeros(num_slots + 1, dtype=np.bool_)
+        """On the host, which slots use the repetition penalty, and which one of the others."""
 
     def admit(self, row: AdmittedRow) -> bool:
         presence = row.params.get("presence_penalty", 0.0)
@@ -31,7 +34,9 @@ class Penalties:
         self._presence.stage(row.slot, presence)
         self._frequency.stage(row.slot, frequency)
         self._repetition.stage(row.slot, repetition)
-        if (presence, frequency, repetition) == (0.0, 0.0, 1.0):
+        self._repeats[row.slot] = repetition != 1.0
+        self._counts[row.slot] = (presence, frequency) != (0.0, 0.0)
+        if not (self._repeats[row.slot] or self._counts[row.slot]):
             return False
         prompt_ids = np.unique(row.prompt_ids).astype(np.int64)
         self._in_prompt.stage(row.slot, prompt_ids, np.ones(len(prompt_ids), dtype=np.int64))
@@ -46,12 +51,14 @@ class Penalties:
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         count_sv = self._count.data[rows.slot_s]
         in_output_sv = count_sv > 0
-        repetition_s1 = self._repetition.data[rows.slot_s].unsqueeze(1)
-        seen_sv = self._in_prompt.data[rows.slot_s] | in_output_sv
-        scaled_sv = torch.where(logits_sv > 0, logits_sv / repetition_s1, logits_sv * repetition_s1)
-        logits_sv.copy_(torch.where(seen_sv, scaled_sv, logits_sv))
-        logits_sv.sub_(self._frequency.data[rows.slot_s].unsqueeze(1) * count_sv)
-        logits_sv.sub_(self._presence.data[rows.slot_s].unsqueeze(1) * in_output_sv)
+        if self._repeats[rows.host_slots].any():
+            seen_sv = self._in_prompt.data[rows.slot_s] | in_output_sv
+            repetition_s1 = self._repetition.data[rows.slot_s].unsqueeze(1)
+            scaled_sv = torch.where(logits_sv > 0, logits_sv / repetition_s1, logits_sv * repetition_s1)
+            logits_sv.copy_(torch.where(seen_sv, scaled_sv, logits_sv))
+        if self._counts[rows.host_slots].any():
+            logits_sv.sub_(self._frequency.data[rows.slot_s].unsqueeze(1) * count_sv)
+            logits_sv.sub_(self._presence.data[rows.slot_s].unsqueeze(1) * in_output_sv)
 
     def observe(self, rows: SampledRows, token_s: Tensor) -> None:
         self._count.data[rows.slot_s, token_s] += 1

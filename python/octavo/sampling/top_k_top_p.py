@@ -41,20 +41,35 @@ class TopKTopP:
         self._p.flush()
 
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
-        width = min(int(self._host_k[rows.host_slots].max()), logits_sv.shape[1])
-        top_sw = logits_sv.topk(width, dim=1).values if width < logits_sv.shape[1] else _descending(logits_sv)
         k_s1 = self._k.data[rows.slot_s].unsqueeze(1)
         p_s1 = self._p.data[rows.slot_s].unsqueeze(1)
+        all_s1 = k_s1 == ALL
+        weight_sv = integer_weights(logits_sv, logits_sv.amax(1, keepdim=True))
+        total_s1 = weight_sv.sum(1, keepdim=True)
+        width = min(int(self._host_k[rows.host_slots].max()), logits_sv.shape[1])
+        if width == logits_sv.shape[1] and logits_sv.device.type == "cpu":
+            width = _candidates(weight_sv, total_s1, k_s1, p_s1)
+        if width < logits_sv.shape[1]:
+            top_sw = logits_sv.topk(width, dim=1).values
+        else:
+            top_sw = logits_sv.sort(dim=1, descending=True).values
         place_w = torch.arange(width, device=logits_sv.device)
         weight_sw = integer_weights(top_sw, top_sw[:, :1]).masked_fill_(place_w >= k_s1, 0)
         sum_sw = weight_sw.cumsum(1)
-        before_sw = sum_sw - weight_sw
-        kept_sw = ((before_sw < p_s1 * sum_sw[:, -1:]) | (p_s1 >= 1.0)) & (place_w < k_s1)
+        mass_s1 = p_s1 * torch.where(all_s1, total_s1, sum_sw[:, -1:])
+        kept_sw = ((sum_sw - weight_sw < mass_s1) | (p_s1 >= 1.0)) & (place_w < k_s1)
         last_s1 = kept_sw.sum(1, keepdim=True).sub_(1).clamp_(min=0)
         threshold_s1 = top_sw.gather(1, last_s1)
-        unlimited_s1 = (k_s1 == ALL) & (p_s1 >= 1.0)
+        unlimited_s1 = all_s1 & (p_s1 >= 1.0)
         logits_sv.masked_fill_((logits_sv < threshold_s1) & ~unlimited_s1, -torch.inf)
 
 
-def _descending(logits_sv: Tensor) -> Tensor:
-    return logits_sv.sort(dim=1, descending=True).values
+def _candidates(weight_sv: Tensor, total_s1: Tensor, k_s1: Tensor, p_s1: Tensor) -> int:
+    """How many of a row's most probable tokens can matter, at most over the rows; asks the device, so for CPU only.
+
+    Tokens lighter than (1 - p) * total / v weigh less than (1 - p) * total together: the others reach p without them.
+    """
+    light_s1 = ((1.0 - p_s1) * total_s1 / weight_sv.shape[1] * (1.0 - 1e-6)).long()
+    nucleus_s1 = (weight_sv >= light_s1).sum(1, keepdim=True)
+    needed_s1 = torch.where(k_s1 == ALL, torch.where(p_s1 < 1.0, nucleus_s1, 1), k_s1)
+    return min(int(needed_s1.max()), weight_sv.shape[1])
