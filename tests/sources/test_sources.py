@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
+import huggingface_hub
 import pytest
 import sentencepiece
 import torch
 import transformers
 from gguf_models import TINY, make_model, weights
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from octavo.config import ModelConfig
 from octavo.errors import ModelError
@@ -38,8 +40,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write_tokenizer(folder: Path) -> None:
-    from tokenizers import models
-
     tokenizer = Tokenizer(models.BPE(vocab={chr(97 + i): i for i in range(26)}, merges=[]))
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -80,8 +80,8 @@ def test_dummy_needs_config_json_alone(tmp_path: Path) -> None:
     assert source.tokenizer_path is None
     options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "load_format": "dummy"}
     normal = normalize_config(source.raw_config)
-    models = [load_model(source, normal, seed=seed, **options) for seed in (1, 1, 2)]
-    states = [dict(m.named_parameters()) for m in models]  # type: ignore[attr-defined]
+    built = [load_model(source, normal, seed=seed, **options) for seed in (1, 1, 2)]
+    states = [dict(m.named_parameters()) for m in built]  # type: ignore[attr-defined]
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
     assert any(not torch.equal(states[0][k], states[2][k]) for k in states[0])
     with pytest.raises(ModelError, match="--load-format dummy"):
@@ -152,6 +152,17 @@ def test_tokenizer_model_is_converted_once(folder: Path, cache: Path, monkeypatc
         assert converted.encode(text, add_special_tokens=False).ids == processor.encode(text)
     monkeypatch.setattr("octavo.models.tokenizer_folder._convert", None)
     assert resolve(folder).tokenizer_path == found
+
+
+def test_gpt2_files_are_converted(folder: Path, cache: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    found = resolve(folder).tokenizer_path
+    assert found is not None
+    assert Tokenizer.from_file(str(found / "tokenizer.json")).encode("ab a").tokens == ["ab", "Ġ", "a"]
 
 
 def test_tokenizer_option(folder: Path, tmp_path: Path) -> None:
@@ -231,8 +242,6 @@ def test_hub_id_from_the_cache_offline(folder: Path, tmp_path: Path) -> None:
 
 
 def test_hub_fetches_only_what_is_read(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    import huggingface_hub
-
     asked: list[dict[str, Any]] = []
 
     def fake(name: str, **options: Any) -> str:
@@ -252,6 +261,26 @@ def test_hub_fetches_only_what_is_read(monkeypatch: pytest.MonkeyPatch, folder: 
     assert "*.safetensors" in asked[1]["allow_patterns"]
     assert not any(p.endswith((".bin", ".pt", ".pth")) for call in asked for p in call["allow_patterns"])
     assert seen == [0.25, 0.5, 0.75, 1.0]
+
+
+@pytest.mark.parametrize("error", [httpx.ReadTimeout("too slow\nby far"), OSError("disk full")])
+def test_a_download_that_breaks_off(error: Exception, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def fail(name: str, **options: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelError, match="someone/tiny: the download from the Hugging Face hub broke off") as caught:
+        resolve("someone/tiny")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fault_of_the_program_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, **options: Any) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ZeroDivisionError):
+        resolve("someone/tiny")
 
 
 def test_description_only_imports_nothing_heavy(folder: Path) -> None:

@@ -18,6 +18,10 @@ NEVER = ("*/*", "consolidated*")
 """Sub-folders (other formats) and the second copy of the weights that some repositories carry."""
 
 
+TRANSPORT = "http"
+"""Errors of the library's HTTP client (httpx, httpx2, httpcore: it depends on the version) come through as they are."""
+
+
 def fetch(name: str, revision: str | None, progress: Callable[[str, float], None], *, weights: bool) -> Path:
     """The snapshot's folder, with the weights or without. ModelError says in one line what to do."""
     from huggingface_hub import snapshot_download
@@ -41,8 +45,13 @@ def fetch(name: str, revision: str | None, progress: Callable[[str, float], None
         ) from None
     except HfHubHTTPError as e:
         raise ModelError(f"{name}: the Hugging Face hub refused it: {_one_line(e)}") from None
-    except OSError as e:
-        raise ModelError(f"{name}: can't be fetched from the Hugging Face hub: {_one_line(e)}") from None
+    except Exception as e:
+        if not isinstance(e, OSError) and not type(e).__module__.startswith(TRANSPORT):
+            raise
+        raise ModelError(
+            f"{name}: the download from the Hugging Face hub broke off ({_one_line(e)}): start again, it goes on "
+            "where it stopped"
+        ) from None
     return Path(folder)
 
 
