@@ -1,0 +1,1 @@
+"""Triton kernels, one operation a file; each has a plain-PyTorch twin in `kernels.reference`."""

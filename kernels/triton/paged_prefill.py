@@ -1,0 +1,212 @@
+"""Paged attention for rows of any number of tokens: prompts, chunks of prompts, and decoding rows among them.
+
+One program takes ROWS (query, head) pairs of one KV head of one row and walks the row's cache up to the last of them.
+Tiles that every pair sees in full run without masks. Online softmax after FlashAttention-2 (Dao 2023).
+
+Shape suffixes: m pairs, p positions of a tile, d head dim (padded).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .paging import scaled, score_factors, tile_blocks, tile_keys
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """Pairs and positions of a program."""
+
+    rows: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+FEW = 264
+"""Programs of 128 pairs that fill an H200 twice; below that smaller ones are quicker."""
+
+HALF: tuple[tuple[int, PrefillConfig, PrefillConfig], ...] = (
+    (64, PrefillConfig(64, 64, 4, 3), PrefillConfig(128, 64, 8, 3)),
+    (128, PrefillConfig(64, 64, 4, 3), PrefillConfig(128, 64, 8, 3)),
+    (256, PrefillConfig(64, 32, 4, 2), PrefillConfig(128, 32, 8, 2)),
+    (512, PrefillConfig(32, 16, 4, 2), PrefillConfig(32, 16, 4, 2)),
+)
+"""By padded head dim, at most: (config for few programs, config for many) of 2-byte numbers."""
+
+SINGLE: tuple[tuple[int, PrefillConfig], ...] = (
+    (128, PrefillConfig(32, 32, 4, 2)),
+    (256, PrefillConfig(16, 32, 4, 2)),
+    (512, PrefillConfig(16, 16, 4, 1)),
+)
+"""By padded head dim, at most: fp32, which has no tensor cores at full precision. For checks, not for speed."""
+
+
+def choose_config(dim_pad: int, itemsize: int, num_rows: int, max_pairs: int, kv_heads: int) -> PrefillConfig:
+    """The config of a launch over rows of at most `max_pairs` (query, head) pairs a KV head."""
+    programs = num_rows * kv_heads * triton.cdiv(max_pairs, 128)
+    if itemsize == 4:
+        for limit, config in SINGLE:
+            if dim_pad <= limit:
+                return config
+    for limit, few, many in HALF:
+        if dim_pad <= limit and itemsize == 2:
+            return few if programs < FEW else many
+    raise ValueError(f"head dim {dim_pad} of {itemsize}-byte numbers is beyond what paged attention supports")
+
+
+@triton.jit
+def walk(
+    q_md, out_md, greatest_m, sum_m, position_m, cache_head, table_row, low, high, length,
+    scale, cap, window, block_stride,
+    VALUE_OFFSET: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take tiles [low, high) into (output, greatest, sum). Without MASKED every pair must see all of every tile."""
+    dim_d = tl.arange(0, DIM_PAD)
+    in_dim = dim_d < DIM
+    blocks = tile_blocks(table_row, low, high - 1, length, BLOCK, TILE)
+    for tile in range(low, high):
+        next_blocks = tile_blocks(table_row, tile + 1, high - 1, length, BLOCK, TILE)
+        position_p = tile * TILE + tl.arange(0, TILE)
+        key_pd = tile_keys(cache_head, blocks, tile, block_stride, BLOCK, TILE, DIM)[:, None] + dim_d[None, :]
+        if MASKED:
+            mask_pd = (position_p < length)[:, None] & in_dim[None, :]
+            k_pd = tl.load(key_pd, mask=mask_pd, other=0.0)
+            v_pd = tl.load(key_pd + VALUE_OFFSET, mask=mask_pd, other=0.0)
+        elif DIM != DIM_PAD:
+            k_pd = tl.load(key_pd, mask=in_dim[None, :], other=0.0)
+            v_pd = tl.load(key_pd + VALUE_OFFSET, mask=in_dim[None, :], other=0.0)
+        else:
+            k_pd = tl.load(key_pd)
+            v_pd = tl.load(key_pd + VALUE_OFFSET)
+        score_mp = scaled(tl.dot(q_md, tl.trans(k_pd), input_precision=PRECISION), scale, cap, CAPPED)
+        if MASKED:
+            visible_mp = position_p[None, :] <= position_m[:, None]
+            if WINDOWED:
+                visible_mp = visible_mp & (position_p[None, :] > position_m[:, None] - window)
+            score_mp = tl.where(visible_mp, score_mp, -float("inf"))
+        new_m = tl.maximum(greatest_m, tl.max(score_mp, 1))
+        rescale_m = tl.exp2(greatest_m - new_m)
+        weight_mp = tl.exp2(score_mp - new_m[:, None])
+        sum_m = sum_m * rescale_m + tl.sum(weight_mp, 1)
+        out_md = tl.dot(weight_mp.to(v_pd.dtype), v_pd, out_md * rescale_m[:, None], input_precision=PRECISION)
+        greatest_m = new_m
+        blocks = next_blocks
+    return out_md, greatest_m, sum_m
+
+
+@triton.jit(
+    do_not_specialize=["first_row", "window"],
+    do_not_specialize_on_alignment=["slot_ptr", "start_ptr", "length_ptr"],
+)
+def prefill_kernel(
+    q_ptr, cache_ptr, table_ptr, slot_ptr, start_ptr, length_ptr, out_ptr,
+    scale, cap, window, first_row, q_stride, table_stride, block_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """ROWS pairs of a row: pair i is query i // GROUP, head kv_head * GROUP + i % GROUP."""
+    row = first_row + tl.program_id(2)
+    head = tl.program_id(1)
+    start = tl.load(start_ptr + row)
+    queries = tl.load(start_ptr + row + 1) - start
+    # The last tiles see the most keys: they go first.
+    pair_tile = tl.cdiv(queries * GROUP, ROWS) - 1 - tl.program_id(0)
+    if pair_tile >= 0:
+        length = tl.load(length_ptr + row)
+        table_row = table_ptr + tl.load(slot_ptr + row).to(tl.int64) * table_stride
+        pair_m = pair_tile * ROWS + tl.arange(0, ROWS)
+        query_m = pair_m // GROUP
+        dim_d = tl.arange(0, DIM_PAD)
+        mask_md = (query_m < queries)[:, None] & (dim_d < DIM)[None, :]
+        token_m = (start + query_m).to(tl.int64)
+        inside_md = (head * GROUP + pair_m % GROUP)[:, None] * DIM + dim_d[None, :]
+        q_md = tl.load(q_ptr + token_m[:, None] * q_stride + inside_md, mask=mask_md, other=0.0)
+        position_m = length - queries + query_m
+        oldest = length - queries + pair_tile * ROWS // GROUP
+        newest = length - queries + tl.minimum((pair_tile * ROWS + ROWS - 1) // GROUP, queries - 1)
+        high = newest // TILE + 1
+        # Tiles [full_low, full_high) are seen in full by every pair.
+        low = 0
+        full_low = 0
+        full_high = (oldest + 1) // TILE
+        if WINDOWED:
+            low = tl.maximum(oldest - window + 1, 0) // TILE
+            full_low = tl.minimum(tl.cdiv(tl.maximum(newest - window + 1, 0), TILE), high)
+            full_high = tl.maximum(full_high, full_low)
+        cache_head = cache_ptr + head * BLOCK * DIM
+        greatest_m = tl.full([ROWS], -1e30, tl.float32)
+        sum_m = tl.zeros([ROWS], tl.float32)
+        out_md = tl.zeros([ROWS, DIM_PAD], tl.float32)
+        VALUE_OFFSET: tl.constexpr = KV_HEADS * BLOCK * DIM
+        if WINDOWED:
+            out_md, greatest_m, sum_m = walk(
+                q_md, out_md, greatest_m, sum_m, position_m, cache_head, table_row, low, full_low, newest + 1,
+                scale, cap, window, block_stride,
+                VALUE_OFFSET, DIM, DIM_PAD, BLOCK, TILE, True, WINDOWED, CAPPED, PRECISION,
+            )  # fmt: skip
+        out_md, greatest_m, sum_m = walk(
+            q_md, out_md, greatest_m, sum_m, position_m, cache_head, table_row, full_low, full_high, newest + 1,
+            scale, cap, window, block_stride,
+            VALUE_OFFSET, DIM, DIM_PAD, BLOCK, TILE, False, WINDOWED, CAPPED, PRECISION,
+        )  # fmt: skip
+        out_md, greatest_m, sum_m = walk(
+            q_md, out_md, greatest_m, sum_m, position_m, cache_head, table_row, full_high, high, newest + 1,
+            scale, cap, window, block_stride,
+            VALUE_OFFSET, DIM, DIM_PAD, BLOCK, TILE, True, WINDOWED, CAPPED, PRECISION,
+        )  # fmt: skip
+        out_md = out_md / tl.where(sum_m > 0, sum_m, 1.0)[:, None]
+        out_offset = token_m[:, None] * (KV_HEADS * GROUP * DIM) + inside_md
+        tl.store(out_ptr + out_offset, out_md.to(out_ptr.dtype.element_ty), mask=mask_md)
+
+
+def paged_prefill(
+    q_thd: Tensor,
+    kv_cache: Tensor,
+    block_table_sb: Tensor,
+    row_slot_r: Tensor,
+    query_start_r: Tensor,
+    kv_len_r: Tensor,
+    out_thd: Tensor,
+    *,
+    first_row: int,
+    num_rows: int,
+    max_query_len: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> None:
+    """Attention of rows [first_row, num_rows), of at most `max_query_len` queries each, into `out_thd`.
+
+    kv_cache [num_blocks, 2, kv heads, block_size, head dim] is contiguous; q's tokens may lie apart. Reads nothing
+    beyond a row's length.
+    """
+    kv_heads, block_size, head_dim = kv_cache.shape[2:]
+    group = q_thd.shape[1] // kv_heads
+    dim_pad = max(16, triton.next_power_of_2(head_dim))
+    count = num_rows - first_row
+    config = choose_config(dim_pad, kv_cache.element_size(), count, max_query_len * group, kv_heads)
+    factor, cap = score_factors(scale, soft_cap)
+    prefill_kernel[(triton.cdiv(max_query_len * group, config.rows), kv_heads, count)](
+        q_thd, kv_cache, block_table_sb, row_slot_r, query_start_r, kv_len_r, out_thd,
+        factor, cap, window, first_row, q_thd.stride(0), block_table_sb.stride(0), kv_cache.stride(0),
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        DIM=head_dim,
+        DIM_PAD=dim_pad,
+        BLOCK=block_size,
+        ROWS=config.rows,
+        TILE=config.tile,
+        WINDOWED=window > 0,
+        CAPPED=soft_cap > 0,
+        PRECISION="tf32x3" if kv_cache.dtype == torch.float32 else "tf32",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )  # fmt: skip

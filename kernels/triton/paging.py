@@ -1,0 +1,52 @@
+"""Device functions that the paged kernels share: addresses within blocks, scores, one step of online softmax.
+
+A tile is a run of TILE positions. Block ids are loaded one tile ahead of use by the callers: an id loaded inside the
+iteration that needs it keeps Triton from pipelining the K and V loads behind it.
+
+Shape suffixes: p positions of a tile, d head dim.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def tile_blocks(table_row, tile, last_tile, length, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """Block ids of a tile: one where blocks hold whole tiles, else one per position. `tile` is cut to `last_tile`."""
+    tile = tl.minimum(tile, last_tile)
+    if BLOCK % TILE == 0:
+        return tl.load(table_row + tile * TILE // BLOCK)
+    else:  # noqa: RET505 - Triton compiles one of two branches, not what follows a return
+        position_p = tile * TILE + tl.arange(0, TILE)
+        return tl.load(table_row + position_p // BLOCK, mask=position_p < length, other=0)
+
+
+@triton.jit
+def tile_keys(cache_head, blocks, tile, block_stride, BLOCK: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr):
+    """Pointers to the keys of a tile, [p]; `cache_head` is the head's first key in block 0."""
+    if BLOCK % TILE == 0:
+        base = cache_head + blocks.to(tl.int64) * block_stride
+        return base + ((tile * TILE) % BLOCK + tl.arange(0, TILE)) * DIM
+    else:  # noqa: RET505 - Triton compiles one of two branches, not what follows a return
+        offset_p = (tile * TILE + tl.arange(0, TILE)) % BLOCK
+        return cache_head + blocks.to(tl.int64) * block_stride + offset_p * DIM
+
+
+@triton.jit
+def scaled(score, scale, cap, CAPPED: tl.constexpr):
+    """Raw dot products to base-2 scores. CAPPED: scale is softmax scale / cap, and cap * log2(e) * tanh(x) is meant."""
+    if CAPPED:
+        return cap * (1.0 - 2.0 / (tl.exp2(score * (scale * 2.0 * 1.4426950408889634)) + 1.0))
+    else:  # noqa: RET505 - Triton compiles one of two branches, not what follows a return
+        return score * scale
+
+
+def score_factors(scale: float, soft_cap: float) -> tuple[float, float]:
+    """(scale, cap) as `scaled` wants them."""
+    if soft_cap > 0:
+        return scale / soft_cap, soft_cap * LOG2_E
+    return scale * LOG2_E, 0.0

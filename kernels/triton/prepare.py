@@ -1,0 +1,72 @@
+"""Turn a step's arena into what the model reads, in one launch: token ids, positions, places in the cache.
+
+Shape suffixes: t tokens, r rows, s slots, b blocks.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..reference.prepare import PreparedTokens  # noqa: TID252 - kernels know nothing of octavo, their parent
+
+TOKENS = 128
+"""Tokens of a program."""
+
+ARRAYS = ["token_ptr", "position_ptr", "slot_ptr", "start_ptr", "last_ptr"]
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"], do_not_specialize_on_alignment=ARRAYS)
+def prepare_kernel(
+    token_ptr, position_ptr, slot_ptr, start_ptr, table_ptr, last_ptr, out_token_ptr, out_position_ptr, out_place_ptr,
+    num_tokens, num_rows, table_stride, BLOCK: tl.constexpr, STEPS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """TOKENS tokens; 2^STEPS exceeds the number of rows."""
+    token_t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    exists_t = token_t < num_tokens
+    # Rows whose start is at most the token, less one, is its row: binary search for that number.
+    low_t = tl.zeros([TOKENS], tl.int32)
+    high_t = low_t + num_rows
+    for _ in range(STEPS):
+        middle_t = (low_t + high_t) // 2
+        open_t = low_t < high_t
+        end_t = tl.load(start_ptr + 1 + middle_t, mask=open_t, other=0)
+        low_t = tl.where(open_t & (end_t <= token_t), middle_t + 1, low_t)
+        high_t = tl.where(open_t & (end_t > token_t), middle_t, high_t)
+    real_t = exists_t & (low_t < num_rows)
+    slot_t = tl.load(slot_ptr + low_t, mask=real_t, other=0)
+    given_t = tl.load(token_ptr + token_t, mask=real_t, other=0).to(tl.int64)
+    last_t = tl.load(last_ptr + slot_t, mask=real_t & (given_t < 0), other=0).to(tl.int64)
+    position_t = tl.load(position_ptr + token_t, mask=real_t, other=0).to(tl.int64)
+    block_t = tl.load(table_ptr + slot_t.to(tl.int64) * table_stride + position_t // BLOCK, mask=real_t, other=0)
+    place_t = tl.where(real_t, block_t.to(tl.int64) * BLOCK + position_t % BLOCK, 0)
+    tl.store(out_token_ptr + token_t, tl.where(given_t < 0, last_t, given_t), mask=exists_t)
+    tl.store(out_position_ptr + token_t, position_t, mask=exists_t)
+    tl.store(out_place_ptr + token_t, place_t, mask=exists_t)
+
+
+def prepare_step(
+    token_id_t: Tensor,
+    position_t: Tensor,
+    row_slot_r: Tensor,
+    query_start_r: Tensor,
+    block_table_sb: Tensor,
+    last_token_s: Tensor,
+    *,
+    block_size: int,
+) -> PreparedTokens:
+    """As `kernels.reference.prepare.prepare_step`; arrays are contiguous."""
+    num_tokens, num_rows = token_id_t.shape[0], row_slot_r.shape[0]
+    out = torch.empty(3, num_tokens, dtype=torch.int64, device=token_id_t.device).unbind(0)
+    if num_tokens:
+        prepare_kernel[(triton.cdiv(num_tokens, TOKENS),)](
+            token_id_t, position_t, row_slot_r, query_start_r, block_table_sb, last_token_s, *out,
+            num_tokens, num_rows, block_table_sb.stride(0),
+            BLOCK=block_size,
+            STEPS=max(num_rows, 1).bit_length(),
+            TOKENS=TOKENS,
+            num_warps=4,
+        )  # fmt: skip
+    return PreparedTokens(*out)

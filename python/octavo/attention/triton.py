@@ -1,0 +1,89 @@
+"""The attention backend of CUDA devices: Triton kernels of octavo.kernels.triton. Safe in CUDA graph captures.
+
+Rows of one token go through the split-KV decode kernel, the others through the prefill kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.attention.base import AttentionSpec, ForwardContext, dense_heads
+from octavo.kernels.triton.interpreter import mend
+from octavo.kernels.triton.kv_write import write_kv
+from octavo.kernels.triton.paged_decode import DecodePlan, paged_decode, plan_decode
+from octavo.kernels.triton.paged_prefill import paged_prefill
+
+
+class TritonAttention:
+    """Paged attention with online softmax in fp32; bf16, fp16 and (slowly) fp32."""
+
+    def __init__(self) -> None:
+        mend()
+
+    def prepare(self, ctx: ForwardContext) -> None:
+        """Scratch of an earlier step is of no use to this one (a graph's pool may have taken it)."""
+        ctx.scratch.clear()
+
+    def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        cache = ctx.kv_cache[spec.layer]
+        q_thd = dense_heads(q_thd)
+        write_kv(dense_heads(k_tgd), dense_heads(v_tgd), cache, ctx.slot_mapping_t)
+        out_thd = torch.empty(q_thd.shape, dtype=q_thd.dtype, device=q_thd.device)
+        if q_thd.shape[0] > ctx.num_tokens:
+            out_thd[ctx.num_tokens :].zero_()
+        if ctx.num_decode_rows:
+            self._decode(spec, q_thd, cache, ctx, out_thd)
+        if ctx.num_rows > ctx.num_decode_rows:
+            paged_prefill(
+                q_thd,
+                cache,
+                ctx.block_table_sb,
+                ctx.row_slot_r,
+                ctx.query_start_r,
+                ctx.kv_len_r,
+                out_thd,
+                first_row=ctx.num_decode_rows,
+                num_rows=ctx.num_rows,
+                max_query_len=ctx.max_query_len,
+                scale=spec.scale,
+                window=spec.window,
+                soft_cap=spec.soft_cap,
+            )
+        return out_thd
+
+    def _decode(self, spec: AttentionSpec, q_thd: Tensor, cache: Tensor, ctx: ForwardContext, out_thd: Tensor) -> None:
+        rows = ctx.num_decode_rows
+        plan = plan_decode(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, cache.element_size(), ctx.max_kv_len)
+        part, stat = _scratch(plan, rows, spec.num_kv_heads, ctx, q_thd.device)
+        paged_decode(
+            q_thd,
+            cache,
+            ctx.block_table_sb,
+            ctx.row_slot_r,
+            ctx.kv_len_r,
+            out_thd,
+            plan,
+            part,
+            stat,
+            num_rows=rows,
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+        )
+
+
+def _scratch(
+    plan: DecodePlan, rows: int, kv_heads: int, ctx: ForwardContext, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Room for partial results, made by the first layer that needs it and used by all with the same sizes."""
+    sizes = plan.scratch_sizes(rows, kv_heads)
+    tensors = []
+    for name, size in zip(("part", "stat"), sizes, strict=True):
+        key = f"{name}_{size}"
+        if key not in ctx.scratch:
+            # A launch without splits gets one float, so that it has an address.
+            ctx.scratch[key] = torch.empty(max(size, 1), dtype=torch.float32, device=device)
+        tensors.append(ctx.scratch[key])
+    return tensors[0], tensors[1]

@@ -1,0 +1,151 @@
+"""Numerics of the Triton kernels against their references, in Triton's interpreter.
+
+Run by test_triton.py in a process of its own: TRITON_INTERPRET must be set before triton is imported. Not collected
+otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from paged_steps import Step, make_step
+
+from octavo.attention.reference import ReferenceAttention
+from octavo.attention.triton import TritonAttention
+from octavo.kernels.reference import apply_updates as reference_updates
+from octavo.kernels.reference import prepare as reference_prepare
+from octavo.kernels.triton import apply_updates, prepare
+from octavo.kernels.triton.paged_decode import plan_decode
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DECODE = [(1, 1), (1, 63), (1, 64), (1, 65), (1, 300)]
+MIXED = [(1, 20), (1, 130), (7, 7), (33, 90), (2, 200)]
+
+
+def compare(step: Step) -> None:
+    """Output and cache of both backends."""
+    ctx = step.clone_ctx()
+    backend = TritonAttention()
+    backend.prepare(ctx)
+    got = backend.attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, ctx)
+    want = ReferenceAttention().attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, step.ctx)
+    assert torch.equal(ctx.kv_cache[0].nan_to_num(7), step.ctx.kv_cache[0].nan_to_num(7))
+    torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE[got.dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_attention(rows: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    compare(make_step(rows, block_size=64, dtype=dtype))
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 24, 128])
+def test_attention_block_sizes(block_size: int) -> None:
+    compare(make_step(MIXED, block_size=block_size, dim=32))
+
+
+@pytest.mark.parametrize("dim", [8, 80, 96, 128, 256])
+def test_attention_head_dims(dim: int) -> None:
+    compare(make_step([(1, 90), (9, 70)], block_size=64, dim=dim))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (9, 3), (8, 1), (20, 1), (7, 1)])
+def test_attention_groups(heads: int, kv_heads: int) -> None:
+    compare(make_step([(1, 90), (1, 300), (40, 70)], block_size=64, dim=32, heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 8.0), (1, 0.0), (5, 8.0), (64, 0.0), (70, 8.0), (10_000, 0.0)])
+def test_attention_windows_and_caps(window: int, soft_cap: float) -> None:
+    compare(make_step([*MIXED, (80, 210)], block_size=32, dim=16, window=window, soft_cap=soft_cap))
+
+
+def test_attention_of_views() -> None:
+    step = make_step(MIXED, block_size=64)
+    fused = torch.cat([x.flatten(1) for x in (step.q_thd, step.k_tgd, step.v_tgd)], 1)
+    q, k, v = (x.unflatten(1, (-1, 64)) for x in fused.split([4 * 64, 2 * 64, 2 * 64], 1))
+    compare(replace(step, q_thd=q, k_tgd=k, v_tgd=v))
+    q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (step.q_thd, step.k_tgd, step.v_tgd))
+    compare(replace(step, q_thd=q, k_tgd=k, v_tgd=v))
+
+
+def test_padding_rows_are_harmless() -> None:
+    """Rows of the null slot (kv length 1, null block) change nothing of the others and give finite numbers."""
+    step = make_step(DECODE, block_size=64)
+    alone, padded = step.clone_ctx(), step.clone_ctx()
+    backend = TritonAttention()
+    backend.prepare(alone)
+    want = backend.attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, alone)
+    used = set(step.ctx.row_slot_r.tolist())
+    null_slot = next(s for s in range(step.ctx.block_table_sb.shape[0]) if s not in used)
+    pad = torch.ones(3, dtype=torch.int32)
+    padded.row_slot_r = torch.cat([padded.row_slot_r, pad * null_slot])
+    padded.kv_len_r = torch.cat([padded.kv_len_r, pad])
+    padded.query_start_r = torch.arange(len(DECODE) + 4, dtype=torch.int32)
+    padded.slot_mapping_t = torch.cat([padded.slot_mapping_t, pad.long() * 0])
+    padded.num_rows = padded.num_decode_rows = padded.num_tokens = len(DECODE) + 3
+    padded.max_kv_len = 4096
+    q, k, v = (torch.cat([x, x[:3]]) for x in (step.q_thd, step.k_tgd, step.v_tgd))
+    backend.prepare(padded)
+    got = backend.attend(step.spec, q, k, v, padded)
+    torch.testing.assert_close(got[: len(DECODE)], want, rtol=0, atol=1e-6)
+    assert got.isfinite().all()
+    assert torch.equal(padded.kv_cache[0][1:].nan_to_num(7), alone.kv_cache[0][1:].nan_to_num(7))
+
+
+def test_tokens_of_no_row_get_zeros() -> None:
+    step = make_step([(5, 9)])
+    q = torch.cat([step.q_thd, step.q_thd])
+    ctx = step.clone_ctx()
+    got = TritonAttention().attend(step.spec, q, step.k_tgd, step.v_tgd, ctx)
+    assert got[:5].abs().min() > 0
+    assert got[5:].eq(0).all()
+
+
+def test_every_split_count_is_exercised() -> None:
+    """The decode tests above launch with 1 split and with several, rows using fewer splits than the launch has."""
+    plans = [plan_decode(5, heads, heads // 2, 64, 4, 300).splits for heads in (4, 400)]
+    assert plans[0] > 1
+    assert plans[1] == 1
+
+
+def random_arena(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """(token ids with some -1, positions, slots, starts, table, last tokens) of rows of 1 to 40 tokens, 7 padding."""
+    lengths = torch.randint(1, 40, (rows,), generator=generator)
+    starts = torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()
+    tokens = int(starts[-1]) + 7
+    ids = torch.randint(-1, 3, (tokens,), generator=generator, dtype=torch.int32)
+    position = torch.randint(0, 100, (tokens,), generator=generator, dtype=torch.int32)
+    slots = torch.randperm(rows + 2, generator=generator)[:rows].int()
+    table = torch.randint(0, 1000, (rows + 2, 12), generator=generator, dtype=torch.int32)
+    last = torch.randint(100, 200, (rows + 2,), generator=generator)
+    return ids, position, slots, starts, table, last
+
+
+@pytest.mark.parametrize("rows", [1, 2, 31, 64])
+def test_prepare_step(rows: int) -> None:
+    arena = random_arena(rows, torch.Generator().manual_seed(rows))
+    got = prepare.prepare_step(*arena, block_size=9)
+    want = reference_prepare.prepare_step(*arena, block_size=9)
+    for mine, reference in zip(got, want, strict=True):
+        assert mine.dtype == torch.int64
+        assert torch.equal(mine, reference)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("updates", [0, 3, 300])
+def test_apply_updates(updates: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(updates)
+    table = torch.zeros(30, 40, dtype=torch.int32)
+    place = torch.randperm(table.numel(), generator=generator)[:updates].int()
+    block = torch.randint(1, 99, (updates,), generator=generator, dtype=torch.int32)
+    update = torch.stack([place // 40, place % 40, block], 1)
+    caches = [torch.randn(9, 2, 3, 5, 14, generator=generator).to(dtype) for _ in range(2)]
+    copies = torch.randperm(9, generator=generator)[: 2 * (updates % 4)].reshape(-1, 2).int()
+    want_table, want_caches = table.clone(), [cache.clone() for cache in caches]
+    reference_updates.apply_updates(want_table, update, want_caches, copies)
+    apply_updates.apply_updates(table, update, caches, copies)
+    assert torch.equal(table, want_table)
+    for cache, want in zip(caches, want_caches, strict=True):
+        assert torch.equal(cache, want)

@@ -1,0 +1,113 @@
+"""Triton kernels without a GPU: numerics in the interpreter, and compilation for an H200 (sm_90)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import offline_compile
+import pytest
+import torch
+
+from octavo import envs
+from octavo.kernels.triton import apply_updates, kv_write, paged_decode, paged_prefill, prepare
+
+FOLDER = Path(__file__).parent
+
+
+def test_numerics_in_the_interpreter() -> None:
+    """interpreted.py, in a process that sets TRITON_INTERPRET before it imports triton."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "interpreted.py"],
+        cwd=FOLDER,
+        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+MODELS = {"llama-8b": (32, 8, 128), "smollm2": (9, 3, 64), "qwen3-30b": (32, 4, 128), "gemma-2": (16, 8, 256)}
+"""(query heads, KV heads, head dim)"""
+
+
+def attention_inputs(heads: int, kv_heads: int, dim: int, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """(q, cache, table, an int32 array): empty, for launches that are only recorded."""
+    q = torch.empty(rows, heads, dim, dtype=dtype)
+    cache = torch.empty(2, 2, kv_heads, 64, dim, dtype=dtype)
+    return q, cache, torch.empty(rows, 32, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("rows", "max_kv_len"), [(1, 1024), (256, 190)])
+def test_decode_compiles(model: str, rows: int, max_kv_len: int) -> None:
+    heads, kv_heads, dim = MODELS[model]
+    q, cache, table, ints = attention_inputs(heads, kv_heads, dim, rows, torch.bfloat16)
+    plan = paged_decode.plan_decode(rows, heads, kv_heads, dim, 2, max_kv_len)
+    scratch = torch.empty(1)
+    with offline_compile.record(paged_decode) as launches:
+        paged_decode.paged_decode(
+            q, cache, table, ints, ints, q, plan, scratch, scratch,
+            num_rows=rows, scale=0.1, window=0, soft_cap=0.0,
+        )  # fmt: skip
+    assert len(launches) == (2 if rows == 1 else 1)
+    decode = offline_compile.compile_launch(*launches[0])
+    assert decode.spill_bytes == 0
+    assert decode.shared_bytes <= offline_compile.SHARED_LIMIT
+    assert decode.wgmma > 0
+    # All stages of K and V are in flight: a block id loaded too late would leave one.
+    key_tile = plan.config.tile * plan.dim_pad * 2
+    assert decode.shared_bytes >= 2 * key_tile * plan.config.num_stages
+    for launch in launches[1:]:
+        assert offline_compile.compile_launch(*launch).spill_bytes == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("rows", "queries"), [(1, 512), (16, 2048)])
+def test_prefill_compiles(model: str, rows: int, queries: int) -> None:
+    heads, kv_heads, dim = MODELS[model]
+    q, cache, table, ints = attention_inputs(heads, kv_heads, dim, rows, torch.bfloat16)
+    with offline_compile.record(paged_prefill) as launches:
+        paged_prefill.paged_prefill(
+            q, cache, table, ints, ints, ints, q,
+            first_row=0, num_rows=rows, max_query_len=queries, scale=0.1, window=0, soft_cap=0.0,
+        )  # fmt: skip
+    prefill = offline_compile.compile_launch(*launches[0])
+    assert prefill.spill_bytes == 0
+    assert prefill.shared_bytes <= offline_compile.SHARED_LIMIT
+    assert prefill.wgmma > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_every_variant_compiles(dtype: torch.dtype) -> None:
+    """Window, soft cap, odd head dim, blocks smaller than a tile; resources within the device's."""
+    q, cache, table, ints = attention_inputs(12, 4, 80, 2, dtype)
+    cache = torch.empty(2, 2, 4, 16, 80, dtype=dtype)
+    plan = paged_decode.plan_decode(2, 12, 4, 80, dtype.itemsize, 4096)
+    scratch = torch.empty(1)
+    options = {"num_rows": 2, "scale": 0.1, "window": 100, "soft_cap": 30.0}
+    with offline_compile.record(paged_decode, paged_prefill) as launches:
+        paged_decode.paged_decode(q, cache, table, ints, ints, q, plan, scratch, scratch, **options)
+        paged_prefill.paged_prefill(q, cache, table, ints, ints, ints, q, first_row=0, max_query_len=300, **options)
+    assert len(launches) == 3
+    for launch in launches:
+        assert offline_compile.compile_launch(*launch).shared_bytes <= offline_compile.SHARED_LIMIT
+
+
+def test_small_kernels_compile() -> None:
+    ints, longs = torch.empty(64, dtype=torch.int32), torch.empty(64, dtype=torch.int64)
+    table, cache = torch.empty(4, 16, dtype=torch.int32), torch.empty(4, 2, 8, 64, 128, dtype=torch.bfloat16)
+    k = torch.empty(64, 8, 128, dtype=torch.bfloat16)
+    update, copies = torch.empty(3, 3, dtype=torch.int32), torch.empty(1, 2, dtype=torch.int32)
+    with offline_compile.record(kv_write, prepare, apply_updates) as launches:
+        kv_write.write_kv(k, k, cache, longs)
+        prepare.prepare_step(ints, ints, ints[:8], ints[:9], table, longs, block_size=64)
+        apply_updates.apply_updates(table, update, [cache], copies)
+    assert [kernel.__name__ for kernel, _ in launches] == [
+        "write_kernel", "prepare_kernel", "update_kernel", "copy_kernel",
+    ]  # fmt: skip
+    for launch in launches:
+        assert offline_compile.compile_launch(*launch).spill_bytes == 0
