@@ -1,4 +1,4 @@
-"""Paged attention of decode steps (one token a row) with everything around it: norm of q and k heads, rotation, KV write.
+"""Paged attention of decode steps (one token a row) with what is around it: norm of q and k heads, rotation, KV write.
 
 A program takes one KV head of one row, and one of SPLITS shares of its blocks; grid (KV head, row, split). It reads the
 row's length on the device, so the grid is fixed and a captured step serves any lengths: shares are
@@ -256,7 +256,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """What a layer brings: gains [d] of the head norms (None: no norm), rotary table [positions, d] (cosines, sines)."""
+    """What a layer brings: gains [d] of the head norms or None, rotary table [positions, d] (cosines, then sines)."""
 
     heads: HeadShape
     scale: float

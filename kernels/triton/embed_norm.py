@@ -1,4 +1,4 @@
-"""The two ends of the residual stream (skinny_linear.py): token embedding with the first norm's inputs, and the final norm.
+"""The ends of the residual stream (skinny_linear.py): token embedding with the first norm's inputs, and the final norm.
 
 Shape suffixes: t rows (one token each), v vocabulary, h model dim.
 """

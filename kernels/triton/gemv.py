@@ -1,7 +1,7 @@
 """Matrix times one vector (decode of a single sequence): y[n] = sum_k W[n, k] x[k], with the work around it fused in.
 
-A program owns BLOCK_N rows of W and walks along k. Its first block of weights is on its way to registers before the wait
-for the producer of x, so that the memory system never idles between kernels. More than one vector: ring_gemm.py.
+A program owns BLOCK_N rows of W and walks along k. Its first block of weights is on its way to registers before the
+wait for the producer of x, so that the memory system never idles between kernels. More than one vector: ring_gemm.py.
 
 Epilogues and the residual stream: skinny_linear.py, which describes the launches.
 """

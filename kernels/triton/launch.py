@@ -2,8 +2,8 @@
 on several threads, or compiled for a device that is not here, all from the same description.
 
 Dependent launches (PDL, from sm_90): every kernel that takes the constant `PDL` waits for the kernel before it
-(`gdc_wait`) and only then lets the next one start (`gdc_launch_dependents`). So all that ran two kernels ago is complete
-when a kernel starts, and what comes before its wait may read weights and anything at least that old.
+(`gdc_wait`) and only then lets the next one start (`gdc_launch_dependents`). So all that ran two kernels ago is
+complete when a kernel starts, and what comes before its wait may read weights and anything at least that old.
 """
 
 from __future__ import annotations

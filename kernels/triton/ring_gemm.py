@@ -200,10 +200,7 @@ def ring_gemm(
         load_weights(weight_desc, bars.index(slot), w_ring, slot, n0, k, N, MATRICES, refill < STEPS)
         tma.async_copy_global_to_shared(x_desc, [0, k], bars.index(slot), x_ring.index(slot), pred=refill < STEPS)
     acc_rc = gl.convert_layout(acc_rc, out_layout)
-    if MATRICES == 2:
-        up_rc = gl.convert_layout(up_rc, out_layout)
-    else:
-        up_rc = acc_rc
+    up_rc = gl.convert_layout(up_rc, out_layout) if MATRICES == 2 else acc_rc
     is_last = True
     if SPLIT_K > 1:
         TILE_SIZE: gl.constexpr = BLOCK_M * BLOCK_N

@@ -112,6 +112,11 @@ class ExecutionConfig:
         "Paged attention; auto takes the fastest for the device.",
         choices=("auto", "reference", "cpu", "triton"),
     )
+    decode_kernels: str = option(
+        "auto",
+        "Who runs decode steps: fused (a few kernels a layer, Hopper GPUs), plain (one operation at a time), or auto.",
+        choices=("auto", "fused", "plain"),
+    )
     enforce_eager: bool = option(False, "No CUDA graphs.")
     cuda_graph_sizes: list[int] = option([], "Row counts to capture; default 1, 2, 4, 8, 16, ... up to max_num_seqs.")
     cpu_threads: int | None = option(

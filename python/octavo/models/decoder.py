@@ -1,5 +1,8 @@
 """The decoder that the native families share: one block, configured by data (`BlockSpec`), and the model around it.
 
+The modules here run every step on every device. Where `octavo.layers.fused` supports the decoder, its kernels run the
+decode steps instead, from the same parameters.
+
 A family (llama.py, qwen3.py …) is a `Family`: the checkpoint's names, and a function from config to `BlockSpec`.
 Pre-norm blocks with rotary attention and a gated MLP; other shapes go through transformers_backend.py.
 
@@ -15,9 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
+from octavo.errors import ModelError
 from octavo.layers.activation import GatedActivation
 from octavo.layers.attention import Attention, set_backend
 from octavo.layers.embedding import Embedding
+from octavo.layers.fused.base import BlockWeights, DecodeKernels, DecoderWeights, Weights
+from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.layers.linear import DENSE, Linear, LinearMethod
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary, RotarySpec
@@ -227,9 +233,34 @@ class DecoderBlock(nn.Module):
             found[f"{self.names.k_norm}.weight"] = self.attention.k_norm.weight
         return found
 
+    def weights(self) -> BlockWeights:
+        """The parameters of dense layers, by what they are for."""
+        attention, mlp = self.attention, self.mlp
+        norms = attention.q_norm, attention.k_norm
+        q_gain_d, k_gain_d = (None if norm is None else norm.weight for norm in norms)
+        qkv, o, gate_up, down = (
+            Weights(linear.weight, linear.bias) for linear in (attention.qkv, attention.o, mlp.gate_up, mlp.down)
+        )
+        return BlockWeights(
+            attention=attention.shape,
+            norm_eps=self.input_norm.eps,
+            input_gain_m=self.input_norm.weight,
+            qkv=qkv,
+            q_gain_d=q_gain_d,
+            k_gain_d=k_gain_d,
+            o=o,
+            mlp_gain_m=self.mlp_norm.weight,
+            gate_up=gate_up,
+            down=down,
+        )
+
 
 class Decoder(nn.Module):
-    """A native model; see `models.base.CausalLM`. Parameters are allocated, not initialised."""
+    """A native model; see `models.base.CausalLM`. Parameters are allocated, not initialised.
+
+    `decode_kernels` says who runs decode steps: "plain" the modules, "fused" the fused kernels (ModelError where they
+    can't), "auto" the latter where they can.
+    """
 
     def __init__(
         self,
@@ -240,6 +271,7 @@ class Decoder(nn.Module):
         device: torch.device,
         max_length: int,
         method: LinearMethod = DENSE,
+        decode_kernels: str = "auto",
     ) -> None:
         super().__init__()
         self.names = family.names
@@ -257,6 +289,40 @@ class Decoder(nn.Module):
             self.embed if self.is_tied else Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         )
 
+        shape = DecoderShape(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            hidden_act=config.hidden_act,
+            rotary_dim=self.rotary.spec.rotary_dim,
+            attention=tuple(self.attention_specs),
+            is_dense=method is DENSE,
+            dtype=dtype,
+        )
+        self.decode_kernels = self._decode_kernels(decode_kernels, shape, device)
+
+    def _decode_kernels(self, choice: str, shape: DecoderShape, device: torch.device) -> DecodeKernels | None:
+        """The fused kernels over this model's parameters, or None to run its modules."""
+        if choice == "plain":
+            return None
+        reason = obstacle(shape, DeviceTraits.of(device))
+        if reason is None:
+            from octavo.layers.fused.decode import FusedDecode  # loads Triton
+
+            return FusedDecode(self.weights())
+        if choice == "fused":
+            raise ModelError(f"--decode-kernels fused can't run this model here: {reason}; use auto or plain")
+        return None
+
+    def weights(self) -> DecoderWeights:
+        """The parameters, by what they are for; needs dense layers."""
+        return DecoderWeights(
+            embed_vm=self.embed.weight,
+            blocks=[block.weights() for block in self.layers()],
+            final_gain_m=self.norm.weight,
+            head_vm=self.head.weight,
+            rotary_table=self.rotary.table,
+        )
+
     def layers(self) -> Iterator[DecoderBlock]:
         """The blocks, typed."""
         for block in self.blocks:
@@ -269,6 +335,8 @@ class Decoder(nn.Module):
 
     def forward(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Tensor:
         """See `CausalLM.forward`."""
+        if self.decode_kernels is not None and self.decode_kernels.accepts(ctx):
+            return self.decode_kernels.forward(token_id_t, ctx)
         hidden_tm: Tensor = self.embed(token_id_t)
         residual_tm: Tensor | None = None
         cos_sin_tr = self.rotary.gather(position_t)
@@ -280,6 +348,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_sm: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
+        if self.decode_kernels is not None and self.decode_kernels.accepts_logits(hidden_sm):
+            return self.decode_kernels.logits(hidden_sm)
         return self.head.logits(hidden_sm)
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -64,17 +64,18 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     max_model_len: int | None = None,
+    decode_kernels: str = "auto",
     progress: Progress | None = None,
 ) -> CausalLM:
     """Build the model and fill it: from the checkpoint, or (`load_format` "dummy") at random from `seed`.
 
-    `max_model_len` is the longest sequence that will be served. ModelError: unsupported architecture, or missing,
-    extra or wrongly shaped tensors.
+    `max_model_len` is the longest sequence that will be served, `decode_kernels` the option of that name. ModelError:
+    unsupported architecture, or missing, extra or wrongly shaped tensors.
     """
     from octavo.models.registry import build_model
     from octavo.models.weights import init_dummy_weights
 
-    model = build_model(normal, dtype=dtype, device=device, max_model_len=max_model_len)
+    model = build_model(normal, dtype=dtype, device=device, max_model_len=max_model_len, decode_kernels=decode_kernels)
     if load_format == "dummy":
         init_dummy_weights(model, seed)
         if progress is not None:

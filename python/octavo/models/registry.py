@@ -29,19 +29,27 @@ def is_native(architecture: str) -> bool:
 
 
 def build_model(
-    config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int | None = None
+    config: NormalConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None = None,
+    decode_kernels: str = "auto",
 ) -> CausalLM:
     """The model (an nn.Module too) with parameters allocated on `device`, uninitialised.
 
     `max_model_len` is the longest sequence that will be served (rotary tables reach that far; types whose frequencies
-    depend on the length use it); None: the config's. ModelError for an architecture that can't run.
+    depend on the length use it); None: the config's. `decode_kernels` is for native models (see `Decoder`). ModelError
+    for an architecture that can't run.
     """
     check_supported(config)
     max_length = max_model_len or config.max_position_embeddings
     if is_native(config.architecture):
         module, attribute = NATIVE[config.architecture].split(":")
         family: Family = getattr(import_module(module), attribute)
-        return Decoder(family, config, dtype=dtype, device=device, max_length=max_length)
+        return Decoder(family, config, dtype=dtype, device=device, max_length=max_length, decode_kernels=decode_kernels)
+    if decode_kernels == "fused":
+        raise ModelError(f"--decode-kernels fused can't run {config.architecture}: use auto or plain")
     from octavo.models.transformers_backend import TransformersModel  # imports Transformers: seconds
 
     return TransformersModel(config, dtype=dtype, device=device, max_length=max_length)

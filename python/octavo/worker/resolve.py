@@ -64,10 +64,14 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
     sizes = sorted(set(config.execution.cuda_graph_sizes)) or graph_sizes(most_rows)
     if sizes[-1] > most_rows:
         raise ConfigError(f"--cuda-graph-sizes {sizes[-1]}: a step has at most {most_rows} rows", "cuda_graph_sizes")
+    decode_kernels = config.execution.decode_kernels
+    if decode_kernels == "auto" and backend != BACKENDS["cuda"]:
+        decode_kernels = "plain"  # fused kernels attend themselves: whoever names another backend wants that one
     execution = replace(
         config.execution,
         device=device.kind,
         attention_backend=backend,
+        decode_kernels=decode_kernels,
         enforce_eager=eager,
         cuda_graph_sizes=[] if eager else sizes,
         cpu_threads=config.execution.cpu_threads or device.num_cores,

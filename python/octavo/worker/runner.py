@@ -30,7 +30,7 @@ from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
 from octavo.worker.facts import model_facts
 from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
-from octavo.worker.memory import MAX_CHUNK_LOGITS, make_plan
+from octavo.worker.memory import MAX_CHUNK_LOGITS, make_plan, memory_errors
 from octavo.worker.slots import Slots
 from octavo.worker.step_kernels import StepKernels
 
@@ -68,7 +68,8 @@ class TorchRunner:
         self._device = torch.device(self.config.execution.device)
         if self._device.type == "cpu":
             torch.set_num_threads(self._limits.cpu_threads)
-        self._load()
+        with memory_errors(self.config):
+            self._load()
         self.facts = model_facts(
             self.config,
             num_blocks=self.num_blocks,
@@ -92,6 +93,7 @@ class TorchRunner:
             load_format=self.config.model.load_format,
             seed=self.config.model.seed,
             max_model_len=plan.max_model_len,
+            decode_kernels=self.config.execution.decode_kernels,
             progress=self._progress,
         )
         self._model.set_attention_backend(self._backend)
@@ -123,7 +125,8 @@ class TorchRunner:
             [array.data for array in self._arenas.host_arrays], [array.data for array in self._outputs.host_arrays]
         )
         if self._device.type == "cuda":
-            self._warm_up()
+            with memory_errors(self.config):
+                self._warm_up()
 
     def _warm_up(self) -> None:
         self._progress("graphs", 0.0)
