@@ -239,6 +239,21 @@ def test_an_allowed_token_wins_though_the_model_masks_it() -> None:
     assert step(sampler, [row], logits).token_s.tolist() == [6]
 
 
+def test_ids_past_the_vocabulary_can_not_come_up() -> None:
+    sampler = make_sampler()
+    params = {
+        "temperature": 0.0,
+        "bad_words_ids": [[VOCAB_SIZE], [4, VOCAB_SIZE + 7], [5]],
+        "min_tokens": 3,
+        "eos_token_ids": [VOCAB_SIZE + 1, 6],
+    }
+    row = Row(0, params)
+    admit(sampler, [row])
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, [5, 6, 7]] = torch.tensor([3.0, 2.0, 1.0])
+    assert step(sampler, [row], logits).token_s.tolist() == [7]
+
+
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     sampler = make_sampler()
     rows = [Row(0, {"temperature": 0.0}), Row(1, {"temperature": 0.0})]

@@ -102,11 +102,14 @@ def test_facts_come_from_the_folder_or_are_made_up(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5, "temperature": 0.6, "top_k": null}')
     runner, _ = make(model=str(tmp_path), max_num_seqs=3, block_size=16)
     facts = runner.facts
-    assert (facts.vocab_size, facts.max_model_len, facts.eos_token_ids) == (77, 512, (3, 4))
+    assert (facts.vocab_size, facts.max_model_len, facts.eos_token_ids) == (77, 512, (3, 4, 5))
     assert (facts.num_blocks, facts.max_num_seqs, facts.tokenizer_path) == (3 * 32 + 1, 3, str(tmp_path))
+    assert facts.default_sampling_params == {"temperature": 0.6}
     assert runner.num_blocks == facts.num_blocks
+    assert make(tokenizer=str(tmp_path))[0].facts.tokenizer_path == str(tmp_path)
     with pytest.raises(ConfigError, match="--max-model-len 513"):
         make(model=str(tmp_path), max_model_len=513)
 

@@ -6,13 +6,14 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from octavo.config import EngineConfig, make_engine_config
 from octavo.errors import ConfigError
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.sources import ModelSource
 from octavo.worker.device import DeviceFacts
-from octavo.worker.memory import GIB, MemoryPlan, kv_token_bytes, plan_memory
+from octavo.worker.memory import GIB, MemoryPlan, kv_token_bytes, memory_errors, plan_memory
 from octavo.worker.resolve import graph_sizes, limits_of, resolve_config
 
 LLAMA_8B = {
@@ -156,6 +157,12 @@ def test_the_report_says_what_was_asked_for() -> None:
     assert "131072" in lines["longest context"]
     assert re.search(r"256\.0 x 1024, .* x 131072 tokens", lines["concurrency"])
     assert {len(re.match(r"\S+( \S+)* +", line)[0]) for line in report.splitlines()} == {17}  # type: ignore[index]
+
+
+def test_running_out_of_memory_at_start_names_the_flag() -> None:
+    message = r"Tried to allocate.*--gpu-memory-utilization 0\.85 instead of 0\.9"
+    with pytest.raises(ConfigError, match=message), memory_errors(make_engine_config({"model": "m"})):
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
 
 
 def test_graph_sizes_end_with_the_largest_batch() -> None:

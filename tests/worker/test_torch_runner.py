@@ -11,6 +11,7 @@ import pytest
 import torch
 from hand_core import HandCore, HandPlan, HandSequence
 
+from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.runner import TorchRunner
 
 Make = Callable[..., TorchRunner]
@@ -82,6 +83,37 @@ def test_a_slot_is_used_again_and_blocks_are_copied(make_runner: Make, greedy: G
     run(runner, core, [(second, 1)], copies=[(3, 9), (4, 10)])
     run(runner, core, [(second, 1)])
     assert second.output == greedy(first.prompt, 2)
+
+
+class PaddedOnly(DecodeGraphs):
+    """Sizes without graphs: what a CUDA device would replay is run, padding and all."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__([])
+        self._sizes = sizes
+        self.ran: list[int] = []
+
+    def run(self, size: int, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self.ran.append(size)
+        return forward()
+
+
+def test_padded_decode_steps_are_the_same(make_runner: Make, greedy: Greedy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, the way of graphs but for capture and replay, the trial of the largest steps included."""
+    runner = make_runner()
+    core = attach(runner)
+    graphs = PaddedOnly([1, 2, 4, 8])
+    monkeypatch.setattr(runner, "_graphs", graphs)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with torch.inference_mode():
+        runner._warm_up()
+    sequences = [HandSequence(6 - i, prompt_of(4 + i, 30 + i), list(range(1 + 9 * i, 10 + 9 * i))) for i in range(5)]
+    run(runner, core, [(sequence, len(sequence.prompt)) for sequence in sequences])
+    for count in (5, 3, 2, 1, 4):
+        run(runner, core, [(sequence, 1) for sequence in sequences[-count:]])
+    assert graphs.ran == [8, 4, 2, 1, 4]
+    for sequence in sequences:
+        assert sequence.output == greedy(sequence.prompt, len(sequence.output))
 
 
 def test_logprobs_are_those_of_the_model(make_runner: Make, reference: Any) -> None:

@@ -17,17 +17,15 @@ class AllowedTokens:
     even when the model itself gave -inf."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self._limited = np.zeros(num_slots + 1, dtype=np.bool_)
         self._allowed = VocabTable(num_slots, vocab_size, 1, torch.bool, device)
-        self._vocab_size = vocab_size
 
     def admit(self, row: AdmittedRow) -> bool:
         allowed = row.params.get("allowed_token_ids")
         if allowed is None:
             self._allowed.clear(row.slot)
             return False
-        forbidden = np.setdiff1d(np.arange(self._vocab_size), np.asarray(allowed, dtype=np.int64))
-        self._allowed.stage(row.slot, forbidden, np.zeros(len(forbidden), dtype=np.int64))
+        ids = np.unique(np.asarray(allowed, dtype=np.int64))
+        self._allowed.stage(row.slot, ids, np.ones_like(ids), others=0)
         return True
 
     def flush(self) -> None:

@@ -19,9 +19,11 @@ from octavo.sampling.tables import upload
 
 
 class BadWords:
-    """See `SamplingParams.bad_words`; the wire parameters carry them as `bad_words_ids`."""
+    """See `SamplingParams.bad_words`; the wire parameters carry them as `bad_words_ids`. A tokenizer may know ids that
+    the model doesn't: words with such ids can't come up."""
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
         self._num_slots = num_slots
         self._device = device
         self._words: dict[int, Sequence[Sequence[int]]] = {}
@@ -32,7 +34,7 @@ class BadWords:
         """Per slot: the position after the newest token in the ring."""
 
     def admit(self, row: AdmittedRow) -> bool:
-        words = [word for word in row.params.get("bad_words_ids", ()) if word]
+        words = [word for word in row.params.get("bad_words_ids", ()) if word and max(word) < self._vocab_size]
         self._changed |= self._words.pop(row.slot, None) is not None or bool(words)
         if words:
             self._words[row.slot] = words

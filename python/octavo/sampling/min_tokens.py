@@ -12,14 +12,16 @@ from octavo.sampling.tables import ListTable, SlotTable
 class MinTokens:
     """See `SamplingParams.min_tokens`. The ids are `eos_token_ids` and `stop_token_ids` of the wire parameters."""
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
         self._stops = ListTable(num_slots, device)
         self._end = SlotTable(num_slots, 0, torch.int64, device)
         """First position at which a stop is allowed."""
 
     def admit(self, row: AdmittedRow) -> bool:
         min_tokens = row.params.get("min_tokens", 0)
-        stops = sorted({*row.params.get("eos_token_ids", ()), *row.params.get("stop_token_ids", ())})
+        named = {*row.params.get("eos_token_ids", ()), *row.params.get("stop_token_ids", ())}
+        stops = sorted(token_id for token_id in named if token_id < self._vocab_size)
         used = min_tokens > 0 and bool(stops)
         if not used:
             stops = []

@@ -39,9 +39,9 @@ class Penalties:
         if not (self._repeats[row.slot] or self._counts[row.slot]):
             return False
         prompt_ids = np.unique(row.prompt_ids).astype(np.int64)
-        self._in_prompt.stage(row.slot, prompt_ids, np.ones(len(prompt_ids), dtype=np.int64))
+        self._in_prompt.stage(row.slot, prompt_ids, np.ones_like(prompt_ids), others=0)
         output_ids, counts = np.unique(row.output_ids, return_counts=True)
-        self._count.stage(row.slot, output_ids.astype(np.int64), counts.astype(np.int64))
+        self._count.stage(row.slot, output_ids.astype(np.int64), counts.astype(np.int64), others=0)
         return True
 
     def flush(self) -> None:

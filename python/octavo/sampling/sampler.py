@@ -57,8 +57,8 @@ class Sampler:
         self._seeds = Seeds(num_slots, device)
         self._features: tuple[Feature, ...] = (
             AllowedTokens(num_slots, vocab_size, device),
-            BadWords(num_slots, device),
-            MinTokens(num_slots, device),
+            BadWords(num_slots, vocab_size, device),
+            MinTokens(num_slots, vocab_size, device),
             LogitBias(num_slots, device),
             Penalties(num_slots, vocab_size, device),
             self._temperature,

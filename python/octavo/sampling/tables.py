@@ -13,11 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+IdArray = npt.NDArray[np.int64]
+
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """Copy an array to the device, without waiting for the device."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    source = tensor.pin_memory() if device.type == "cuda" else tensor
+    return source.to(device, non_blocking=True)
 
 
 def start_download(tensor: Tensor) -> Tensor:
@@ -96,7 +99,7 @@ class ListTable:
 class VocabTable:
     """One value a slot and token: `data` is [num_slots + 1, vocab_size], allocated at the first flush of anything.
 
-    Rows are staged sparsely: token ids with their values, all others get the default.
+    Rows are staged sparsely: some token ids with their values, and the value of all others.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, default: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -104,18 +107,18 @@ class VocabTable:
         self._num_slots = num_slots
         self._default = default
         self._filled = np.zeros(num_slots + 1, dtype=np.bool_)
-        self._staged: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+        self._staged: dict[int, tuple[IdArray, IdArray, int]] = {}
 
-    def stage(self, slot: int, ids: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> None:
+    def stage(self, slot: int, ids: IdArray, values: IdArray, *, others: int) -> None:
         """Give a slot its row at the next flush. Ids must differ."""
-        self._staged[slot] = (ids, values)
+        self._staged[slot] = (ids, values, others)
         self._filled[slot] = True
 
     def clear(self, slot: int) -> None:
         """Give a slot the default at the next flush, if it has anything else."""
         if self._filled[slot]:
             empty = np.zeros(0, dtype=np.int64)
-            self._staged[slot] = (empty, empty)
+            self._staged[slot] = (empty, empty, self._default)
             self._filled[slot] = False
 
     def flush(self) -> None:
@@ -124,13 +127,14 @@ class VocabTable:
         if not self.data.shape[0]:
             shape = (self._num_slots + 1, self.data.shape[1])
             self.data = torch.full(shape, self._default, dtype=self.data.dtype, device=self.data.device)
-        device = self.data.device
         slots = np.fromiter(self._staged, np.int64)
-        self.data.index_fill_(0, upload(slots, device), self._default)
-        counts = [len(ids) for ids, _ in self._staged.values()]
+        ids, values, others = zip(*self._staged.values(), strict=True)
+        self.data[self._upload(slots)] = self._upload(np.array(others)).to(self.data.dtype).unsqueeze(1)
+        counts = [len(row) for row in ids]
         if sum(counts):
-            where = np.repeat(slots, counts)
-            ids = np.concatenate([ids for ids, _ in self._staged.values()])
-            values = np.concatenate([values for _, values in self._staged.values()])
-            self.data[upload(where, device), upload(ids, device)] = upload(values, device).to(self.data.dtype)
+            where = (self._upload(np.repeat(slots, counts)), self._upload(np.concatenate(ids)))
+            self.data[where] = self._upload(np.concatenate(values)).to(self.data.dtype)
         self._staged.clear()
+
+    def _upload(self, array: IdArray) -> Tensor:
+        return upload(array, self.data.device)

@@ -51,14 +51,13 @@ class FakeRunner:
         self._key_of_slot = np.zeros(self._limits.max_num_seqs + 1, dtype=np.uint64)
         self._ready_s = [0.0] * (self._limits.overlap_depth + 1)
         self._newest_ready_s = 0.0
-        has_tokenizer = folder is not None and (folder / "tokenizer.json").is_file()
         self.facts = model_facts(
             resolved,
             num_blocks=self.num_blocks,
             vocab_size=self._vocab_size,
             eos_token_ids=facts["eos_token_ids"],
-            generation_config={},
-            tokenizer_path=folder if has_tokenizer else None,
+            generation_config=facts["generation_config"],
+            tokenizer_path=_tokenizer_path(config),
         )
 
     def _full_batch(self, max_model_len: int | str | None) -> int:
@@ -122,18 +121,27 @@ class FakeRunner:
 
 
 def _read_facts(folder: Path | None) -> dict[str, Any]:
-    """Vocabulary, context and EOS ids of a model folder's config.json; made up without one."""
+    """Vocabulary, context, EOS ids and recommended sampling of a model folder; made up without one."""
     if folder is None or not (folder / "config.json").is_file():
-        return {**SYNTHETIC, "eos_token_ids": ()}
+        return {**SYNTHETIC, "eos_token_ids": (), "generation_config": {}}
     from octavo.models.config import normalize_config
     from octavo.models.sources import read_json
 
-    model = normalize_config(read_json(folder / "config.json") or {})
+    generation_config = read_json(folder / "generation_config.json") or {}
+    model = normalize_config(read_json(folder / "config.json") or {}, generation_config)
     return {
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.max_position_embeddings,
         "eos_token_ids": model.eos_token_ids,
+        "generation_config": generation_config,
     }
+
+
+def _tokenizer_path(config: EngineConfig) -> Path | None:
+    """The folder of `--tokenizer`, else the model's, if it has a tokenizer.json."""
+    name = config.model.tokenizer or config.model.model
+    folder = Path(name).expanduser()
+    return folder if name and (folder / "tokenizer.json").is_file() else None
 
 
 def _key(row: NewRow) -> int:

@@ -7,6 +7,8 @@ flag to change and the value that works.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -247,6 +249,22 @@ def _context_does_not_fit(
         f" {_gib(num_blocks * block_bytes)} beside {_gib(usage.total)} for the model on {device.name}; use {fix}",
         "max_model_len",
     )
+
+
+@contextmanager
+def memory_errors(config: EngineConfig) -> Iterator[None]:
+    """Turn a device's out-of-memory error into a ConfigError: the plan was too bold, or somebody else took memory."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        share = config.cache.gpu_memory_utilization
+        less = max(0.01, share - 0.05)
+        raise ConfigError(
+            f"the device ran out of memory at start: {error}; use --gpu-memory-utilization {less:.2f} instead of"
+            f" {share:g}, or a smaller --max-num-batched-tokens"
+        ) from error
 
 
 def make_plan(config: EngineConfig, progress: Progress | None = None) -> MemoryPlan:
