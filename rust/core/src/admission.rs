@@ -11,13 +11,15 @@ use crate::queue::QueueKey;
 use crate::scheduler::Planner;
 use crate::sequence::{Holding, SeqIdx, Sequence, State};
 
-/// Existing KV that a sequence starts from; the blocks are referenced.
+/// Existing KV that a sequence may start from; the blocks are not referenced yet.
 #[derive(Debug, Default)]
 struct Reuse {
     blocks: Vec<BlockId>,
     /// To be copied into the block after `blocks`.
     copy: Option<BlockId>,
     num_tokens: u32,
+    /// Blocks known to be in the prefix index. A sibling's may not be: it may end before it has published them.
+    num_published: u32,
     /// What a request's usage shows: only tokens from the prefix cache.
     num_cached_tokens: u32,
 }
@@ -57,18 +59,14 @@ impl Planner<'_> {
         }
         let reuse = self.find_reuse(seq);
         let num_new = num_blocks - reuse.blocks.len() as u32;
-        let wanted = num_new + self.reserve();
-        let free = self.state.cache.num_free();
-        if wanted > free {
-            self.state.cache.release(reuse.blocks);
-            // Giving the references back may have freed blocks: the count that was too small is the one without them.
+        let needed = num_new + self.state.cache.num_unused(&reuse.blocks) + self.reserve();
+        if needed > self.state.cache.num_free() {
             let key = self.state.table.seq(seq).key;
-            let min_free = self.state.cache.num_free() + (wanted - free);
             assert!(
                 !self.state.in_flight.is_empty() || !self.state.running.is_empty(),
                 "{key:?} does not fit into an empty cache"
             );
-            self.state.blocked = Some((key, min_free));
+            self.state.blocked = Some((key, needed));
             return false;
         }
         self.start(seq, reuse, num_new);
@@ -89,6 +87,7 @@ impl Planner<'_> {
         let state = &mut *self.state;
         let slot = state.slots.take(seq).expect("a free slot");
         let mut blocks = reuse.blocks;
+        state.cache.share(&blocks);
         for _ in 0..num_new {
             blocks.push(state.cache.take().expect("a free block"));
         }
@@ -105,7 +104,7 @@ impl Planner<'_> {
         sequence.first_step = self.step_id;
         sequence.num_computed = reuse.num_tokens;
         sequence.num_committed = reuse.num_tokens;
-        sequence.num_published = reuse.num_cached_tokens / state.config.block_size;
+        sequence.num_published = reuse.num_published;
         let num_known = sequence.num_known();
         let num_prompt_tokens = sequence.num_prompt_tokens();
         self.writer.new_row(slot, num_prompt_tokens);
@@ -145,7 +144,7 @@ impl Planner<'_> {
                 sequence.token(position)
             });
         let most = hashes.len().min(((num_known - 1) / block_size) as usize);
-        let blocks = state.cache.acquire_prefix(&hashes[..most]);
+        let blocks = state.cache.find_prefix(&hashes[..most]);
         state.table.seq_mut(seq).hashes = hashes;
         let num_cached_tokens = blocks.len() as u32 * block_size;
 
@@ -153,10 +152,10 @@ impl Planner<'_> {
         if forkable > num_cached_tokens
             && let Some(sibling) = self.sibling(seq, forkable)
         {
-            self.state.cache.release(blocks);
             return self.fork(sibling, forkable, num_cached_tokens);
         }
         Reuse {
+            num_published: blocks.len() as u32,
             blocks,
             copy: None,
             num_tokens: num_cached_tokens,
@@ -182,18 +181,18 @@ impl Planner<'_> {
             .copied()
     }
 
-    fn fork(&mut self, sibling: SeqIdx, num_tokens: u32, num_cached_tokens: u32) -> Reuse {
+    fn fork(&self, sibling: SeqIdx, num_tokens: u32, num_cached_tokens: u32) -> Reuse {
         let block_size = self.state.config.block_size;
         let holding = self.state.table.seq(sibling).holding();
         let source = &holding.expect("a running sequence").blocks;
         let shared = (num_tokens / block_size) as usize;
         let copy = (!num_tokens.is_multiple_of(block_size)).then(|| source[shared]);
         let blocks = source[..shared].to_vec();
-        self.state.cache.share(&blocks);
         Reuse {
             blocks,
             copy,
             num_tokens,
+            num_published: 0,
             num_cached_tokens,
         }
     }

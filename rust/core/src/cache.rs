@@ -57,14 +57,16 @@ impl CacheGroup {
         }
     }
 
-    /// References to the blocks of the longest cached prefix.
-    pub fn acquire_prefix(&mut self, hashes: &[BlockHash]) -> Vec<BlockId> {
-        let Some(index) = &self.index else {
-            return Vec::new();
-        };
-        let blocks = index.lookup(hashes);
-        self.share(&blocks);
-        blocks
+    /// Blocks of the longest cached prefix; not referenced yet, so they may be free.
+    pub fn find_prefix(&self, hashes: &[BlockHash]) -> Vec<BlockId> {
+        let index = self.index.as_ref();
+        index.map_or_else(Vec::new, |index| index.lookup(hashes))
+    }
+
+    /// How many of these blocks nobody uses.
+    pub fn num_unused(&self, blocks: &[BlockId]) -> u32 {
+        let unused = |block: &&BlockId| self.pool.ref_count(**block) == 0;
+        blocks.iter().filter(unused).count() as u32
     }
 
     pub fn share(&mut self, blocks: &[BlockId]) {

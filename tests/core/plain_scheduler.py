@@ -1,0 +1,305 @@
+"""The scheduler in plain Python: what `Core.step` must plan, stated again without a thought for speed.
+
+The second opinion on rust/core/src/{scheduler,admission,commit,intake,state}.rs. Lists are sorted anew at every step,
+nothing is counted that can be looked up, and time does not exist (no deadlines, an unbounded queue).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plain_blocks import PlainBlocks
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The part of `CoreConfig` that scheduling depends on."""
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: str
+    enable_prefix_caching: bool
+    long_prefill_token_threshold: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Request:
+    request_id: int
+    prompt: tuple[int, ...]
+    n: int = 1
+    max_tokens: int = 1
+    min_tokens: int = 0
+    stop: tuple[int, ...] = ()
+    priority: int = 0
+    salt: bytes = b""
+
+
+@dataclass(eq=False)
+class Seq:
+    request: Request
+    index: int
+    key: tuple[int, int, int]
+    state: str
+    tokens: list[int]
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    committed: int = 0
+    pending: int = 0
+    in_flight: int = 0
+    waits_for: Seq | None = None
+    started_in: int = 0
+    before_step: int = 0
+
+    @property
+    def name(self) -> tuple[int, int]:
+        return self.request.request_id, self.index
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+
+@dataclass(frozen=True)
+class Row:
+    seq: Seq
+    start: int
+    length: int
+    sampled: bool
+
+
+class PlainScheduler:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.blocks = PlainBlocks(limits.num_blocks, limits.block_size, limits.enable_prefix_caching)
+        self.seqs: list[Seq] = []
+        self.flights: list[list[Row]] = []
+        self.num_arrivals = 0
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self.blocked: tuple[tuple[int, int, int], int] | None = None
+        self.num_copies = 0
+        self.num_hit_tokens = 0
+        self.started: set[int] = set()
+
+    # --- looking things up
+
+    def in_state(self, state: str) -> list[Seq]:
+        return sorted((s for s in self.seqs if s.state == state), key=lambda s: s.key)
+
+    def max_output(self, request: Request) -> int:
+        room = min(self.limits.max_model_len, (self.limits.num_blocks - 1) * self.limits.block_size + 1)
+        return min(request.max_tokens, room - len(request.prompt))
+
+    def remaining(self, seq: Seq) -> int:
+        if seq.num_output + seq.pending >= self.max_output(seq.request):
+            return 0
+        return len(seq.tokens) + seq.pending - seq.computed
+
+    # --- requests come and go
+
+    def fits(self, request: Request) -> bool:
+        length = len(request.prompt)
+        positions = (self.limits.num_blocks - 1) * self.limits.block_size
+        return 0 < length < self.limits.max_model_len and length <= positions
+
+    def add(self, request: Request) -> None:
+        if not self.fits(request):
+            return
+        priority = request.priority if self.limits.policy == "priority" else 0
+        first: Seq | None = None
+        for index in range(request.n):
+            key = (priority, self.num_arrivals, index)
+            state = "parked" if first else "waiting"
+            seq = Seq(request, index, key, state, list(request.prompt), waits_for=first)
+            first = first or seq
+            self.seqs.append(seq)
+        self.num_arrivals += 1
+
+    def abort(self, request_id: int, index: int | None) -> None:
+        chosen = [s for s in self.seqs if s.request.request_id == request_id and s.state != "ending"]
+        for seq in sorted(chosen, key=lambda s: -s.index):
+            if index in (None, seq.index):
+                self.end(seq)
+
+    def end(self, seq: Seq) -> None:
+        self.unpark(seq)
+        if seq.state == "running" and seq.in_flight:
+            seq.state = "ending"
+            return
+        self.blocks.release(seq.blocks)
+        self.seqs.remove(seq)
+
+    def unpark(self, leader: Seq) -> None:
+        for seq in self.seqs:
+            if seq.state == "parked" and seq.waits_for is leader:
+                seq.state = "waiting"
+
+    # --- a step
+
+    def step(self, sampled: list[int] | None, aborts: list[tuple[int, int | None]], adds: list[Request]) -> list[Row]:
+        """Commit the oldest step (its tokens), take the messages in, plan. Rows in the order of the arena."""
+        if sampled is not None:
+            self.commit(sampled)
+        for request in adds:
+            self.add(request)
+        for request_id, index in aborts:
+            self.abort(request_id, index)
+        rows = self.plan()
+        if rows:
+            self.num_steps += 1
+            self.flights.append(rows)
+        return rows
+
+    def commit(self, sampled: list[int]) -> None:
+        for row, token in zip(self.flights.pop(0), [*sampled, *[None] * len(self.seqs)], strict=False):
+            seq = row.seq
+            seq.in_flight -= 1
+            if seq.state == "ending":
+                if seq.in_flight == 0:
+                    self.blocks.release(seq.blocks)
+                    self.seqs.remove(seq)
+                continue
+            first = seq.committed // self.limits.block_size
+            seq.committed = row.start + row.length
+            ended = False
+            if row.sampled:
+                assert token is not None
+                seq.pending -= 1
+                seq.tokens.append(token)
+                stops = token in seq.request.stop and seq.num_output >= seq.request.min_tokens
+                ended = stops or seq.num_output == self.max_output(seq.request)
+            for index in range(first, seq.committed // self.limits.block_size):
+                self.blocks.publish(seq.request.salt, seq.tokens, index, seq.blocks[index])
+            if ended:
+                self.end(seq)
+
+    def plan(self) -> list[Row]:
+        self.budget = self.limits.max_num_batched_tokens
+        self.rows: list[Row] = []
+        short, prefills = self.plan_decodes()
+        for seq in prefills:
+            self.plan_chunk(seq)
+        if not short:
+            self.admit()
+        for row in self.rows:
+            if row.start + row.length >= len(row.seq.request.prompt):
+                self.unpark(row.seq)
+        decodes = [r for r in self.rows if r.sampled and r.length == 1]
+        sampled = [r for r in self.rows if r.sampled and r.length > 1]
+        return decodes + sampled + [r for r in self.rows if not r.sampled]
+
+    def plan_decodes(self) -> tuple[bool, list[Seq]]:
+        """One token for those that need one. Whether blocks were short, and who needs more tokens."""
+        order = self.in_state("running")
+        prefills: list[Seq] = []
+        promised = 0
+        short = False
+        while order:
+            seq = order.pop(0)
+            if self.remaining(seq) > 1:
+                prefills.append(seq)
+                continue
+            if self.remaining(seq) == 0:
+                continue
+            skip = False
+            while seq.computed == len(seq.blocks) * self.limits.block_size and not self.blocks.free and not skip:
+                short = True
+                if promised:
+                    promised -= 1
+                    skip = True
+                    continue
+                victim = order.pop() if order else seq
+                skip = victim is seq
+                if victim.in_flight:
+                    promised += len(victim.blocks) - 1
+                    skip = True
+                else:
+                    self.preempt(victim)
+            if skip:
+                continue
+            if seq.computed == len(seq.blocks) * self.limits.block_size:
+                seq.blocks.append(self.blocks.take())
+            self.add_row(seq, 1)
+        return short, prefills
+
+    def preempt(self, seq: Seq) -> None:
+        self.blocks.release(seq.blocks)
+        seq.blocks, seq.computed, seq.committed, seq.state = [], 0, 0, "waiting"
+        self.num_preemptions += 1
+
+    def plan_chunk(self, seq: Seq) -> None:
+        length = min(self.remaining(seq), self.budget)
+        if self.limits.long_prefill_token_threshold and any(r.sampled and r.length == 1 for r in self.rows):
+            length = min(length, self.limits.long_prefill_token_threshold)
+        if length:
+            self.add_row(seq, length)
+
+    def add_row(self, seq: Seq, length: int) -> None:
+        sampled = seq.computed + length == len(seq.tokens) + seq.pending
+        self.rows.append(Row(seq, seq.computed, length, sampled))
+        seq.before_step = seq.computed
+        seq.computed += length
+        seq.in_flight += 1
+        seq.pending += sampled
+        self.budget -= length
+
+    # --- newcomers
+
+    def admit(self) -> None:
+        slots = min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
+        while self.budget and len(self.in_state("running")) + len(self.in_state("ending")) < slots:
+            waiting = self.in_state("waiting")
+            if not waiting:
+                return
+            seq = waiting[0]
+            running = self.in_state("running")
+            if running and self.blocked and self.blocked[0] == seq.key and len(self.blocks.free) < self.blocked[1]:
+                return
+            self.blocked = None
+            if not self.start(seq, reserve=-(-self.limits.num_blocks // 100) if running else 0):
+                return
+            self.plan_chunk(seq)
+
+    def start(self, seq: Seq, reserve: int) -> bool:
+        size = self.limits.block_size
+        shared = self.blocks.find(seq.request.salt, seq.tokens)
+        cached = len(shared) * size
+        computed, copied = cached, False
+        sibling = self.sibling(seq)
+        if sibling and len(seq.request.prompt) - 1 > computed:
+            computed = len(seq.request.prompt) - 1
+            shared = sibling.blocks[: computed // size]
+            copied = computed % size > 0
+        missing = -(-len(seq.tokens) // size) - len(shared)
+        needed = missing + reserve + sum(block in self.blocks.free for block in shared)
+        if needed > len(self.blocks.free):
+            self.blocked = (seq.key, needed)
+            return False
+        if seq.request.request_id not in self.started:
+            self.started.add(seq.request.request_id)
+            self.num_hit_tokens += cached
+        self.blocks.share(shared)
+        seq.blocks = shared + [self.blocks.take() for _ in range(missing)]
+        seq.state, seq.computed, seq.started_in = "running", computed, self.num_steps + 1
+        # Published again from the first block that no cache gave (a sibling's blocks may be unpublished).
+        seq.committed = 0
+        self.num_copies += copied
+        return True
+
+    def sibling(self, seq: Seq) -> Seq | None:
+        """Somebody of the same request who computed the prompt before this step."""
+        in_step = {row.seq for row in self.rows}
+        for other in sorted(self.seqs, key=lambda s: s.index):
+            before = other.before_step if other in in_step else other.computed
+            if (
+                other.request is seq.request
+                and other.state == "running"
+                and other.started_in <= self.num_steps
+                and before >= len(seq.request.prompt) - 1
+            ):
+                return other
+        return None
