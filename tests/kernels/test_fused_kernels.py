@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent
 
 @pytest.mark.parametrize(
     ("cases", "interpret"),
-    [("fused_numerics_cases.py", "1"), ("fused_compile_cases.py", "0")],
-    ids=["numerics", "compile"],
+    [("fused_numerics_cases.py", "1"), ("fused_model_cases.py", "1"), ("fused_compile_cases.py", "0")],
+    ids=["numerics", "models", "compile"],
 )
 def test_cases(cases: str, interpret: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / cases)]

@@ -1,0 +1,108 @@
+"""Decode steps of tiny models through the fused kernels' launches against the models' own modules; run by
+test_fused_kernels.py in Triton's interpreter, on fp32 (fused_stand_in.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fused_models import Sizes, make_context
+from fused_numerics_cases import _loop_bounds_are_numbers  # noqa: F401 (a fixture)
+from fused_stand_in import run
+from fused_steps import relative_error
+from torch import Tensor
+
+from octavo.attention.base import make_backend
+from octavo.kernels.triton.skinny_linear import store
+from octavo.layers.fused.decode import FusedDecode
+from octavo.models.config import normalize_config
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
+
+SIZES = Sizes(hidden=128, inner=256, heads=4, kv_heads=2, head_dim=64, vocab=192, layers=3, qk_norm=False)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "llama-biases": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "mistral-window": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+}
+
+
+def make_model(family: str) -> Decoder:
+    raw = {
+        "vocab_size": SIZES.vocab,
+        "hidden_size": SIZES.hidden,
+        "intermediate_size": SIZES.inner,
+        "num_hidden_layers": SIZES.layers,
+        "num_attention_heads": SIZES.heads,
+        "num_key_value_heads": SIZES.kv_heads,
+        "head_dim": SIZES.head_dim,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "eos_token_id": 2,
+    }
+    config = normalize_config(raw | FAMILIES[family])
+    model = build_model(config, dtype=torch.float32, device=torch.device("cpu"))
+    assert isinstance(model, Decoder)
+    assert model.decode_kernels is None
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.uniform_(0.5, 1.5)
+        else:
+            parameter.normal_(0.0, parameter.shape[1] ** -0.5)
+    model.set_attention_backend(make_backend("reference"))
+    return model
+
+
+@pytest.mark.parametrize("lengths", [[130], [5, 1, 64, 200]], ids=["one-row", "rows"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decode_step(family: str, lengths: list[int]) -> None:
+    torch.manual_seed(len(lengths))
+    model = make_model(family)
+    ctx = make_context(SIZES, lengths, layers=SIZES.layers, device="cpu")
+    ctx.kv_cache = [cache.float() for cache in ctx.kv_cache]
+    token_id_t = torch.randint(0, SIZES.vocab, (len(lengths),))
+    caches = [cache.clone() for cache in ctx.kv_cache]
+    decode = FusedDecode(model.weights())
+    assert decode.accepts(ctx)
+    for launch in decode.launches(token_id_t, ctx):
+        run(launch)
+    hidden = decode._buffers.hidden_tm[: len(lengths)].clone()
+    fused, ctx.kv_cache = ctx.kv_cache, caches
+    expected = model.forward(token_id_t, ctx.position_t, ctx)
+    assert relative_error(hidden, expected) < 2e-5
+    for ours, theirs in zip(fused, ctx.kv_cache, strict=True):
+        assert relative_error(ours, theirs) < 1e-5
+    logits = torch.empty(len(lengths), SIZES.vocab)
+    assert decode._head is not None
+    run(store(decode._head, hidden, logits, decode._buffers.stream))
+    assert relative_error(logits, model.logits(expected)) < 2e-5
+
+
+def test_which_steps_are_accepted() -> None:
+    decode = FusedDecode(make_model("llama").weights())
+
+    def context(**changes: Any) -> Any:
+        ctx = make_context(SIZES, [3, 4], layers=SIZES.layers, device="cpu")
+        for name, value in changes.items():
+            setattr(ctx, name, value)
+        return ctx
+
+    assert decode.accepts(context())
+    assert not decode.accepts(context(num_decode_rows=1))
+    assert not decode.accepts(context(num_tokens=5))
+    assert not decode.accepts(context(block_size=16))
+    assert not decode.accepts(context(num_rows=129, num_decode_rows=129, num_tokens=129))
+    rows: Tensor = torch.empty(129, SIZES.hidden)
+    assert decode.accepts_logits(rows[:128])
+    assert not decode.accepts_logits(rows)
