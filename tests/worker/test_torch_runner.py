@@ -89,11 +89,11 @@ class PaddedOnly(DecodeGraphs):
     """Sizes without graphs: what a CUDA device would replay is run, padding and all."""
 
     def __init__(self, sizes: list[int]) -> None:
-        super().__init__([])
+        super().__init__([], max_model_len=256)
         self._sizes = sizes
         self.ran: list[int] = []
 
-    def run(self, size: int, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run(self, size: int, bound: int, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.ran.append(size)
         return forward()
 
@@ -132,6 +132,15 @@ def test_logprobs_are_those_of_the_model(make_runner: Make, reference: Any) -> N
     assert ids[:4] == [17, *expected.topk(3).indices.tolist()]
     assert rank == 1 + int((expected > expected[17]).sum())
     assert values[:4] == pytest.approx(expected[ids[:4]].tolist(), abs=1e-4)
+
+
+def test_graphs_are_chosen_by_rows_and_context() -> None:
+    graphs = PaddedOnly([8, 16])
+    assert [graphs.size_for(rows) for rows in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, None]
+    long = DecodeGraphs([], max_model_len=10_000)
+    assert [long.bound_for(length) for length in (1, 256, 257, 4096, 4097)] == [256, 256, 4096, 4096, 10_000]
+    assert [graphs.bound_for(length) for length in (1, 256)] == [256, 256]
+    assert long.size_for(1) is None
 
 
 @pytest.mark.parametrize("chunks", [[11], [4, 5, 2], [1] * 11])

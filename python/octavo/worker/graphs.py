@@ -1,7 +1,7 @@
-"""CUDA graphs of decode steps, one for each of a few row counts; a step runs in the next larger one, padded with rows
-of the null slot.
+"""CUDA graphs of decode steps, one for each of a few row counts and bounds of the context; a step runs in the next
+larger one, padded with rows of the null slot. The bound on the context lets attention split its work for it.
 
-A size is run once as usual (kernels compile, libraries allocate), then captured; the largest at start, the others when
+A graph is run once as usual (kernels compile, libraries allocate), then captured; the largest at start, the others when
 a step first needs them. All share one memory pool: they run one after another, in one stream.
 """
 
@@ -13,13 +13,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+CONTEXT_BOUNDS = (256, 4096)
+"""Beside the longest context."""
+
 
 class DecodeGraphs:
-    """Captured graphs by size. `sizes` empty: no step has a graph."""
+    """Captured graphs. `sizes` empty: no step has a graph."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], max_model_len: int) -> None:
         self._sizes = sorted(sizes)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._bounds = [bound for bound in CONTEXT_BOUNDS if bound < max_model_len] + [max_model_len]
+        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle() if sizes else None
 
     def size_for(self, num_rows: int) -> int | None:
@@ -27,26 +31,30 @@ class DecodeGraphs:
         place = bisect_left(self._sizes, num_rows)
         return self._sizes[place] if place < len(self._sizes) else None
 
-    def run(self, size: int, forward: Callable[[], Tensor]) -> Tensor:
-        """Run the size's graph; the tensor that `forward` returned when it was captured, refilled.
+    def bound_for(self, max_kv_len: int) -> int:
+        """The least bound that the step's longest context keeps."""
+        return self._bounds[bisect_left(self._bounds, max_kv_len)]
 
-        `forward` must read and write the same memory whenever it is called for this size. At the first call it is run,
-        then captured for the calls after.
+    def run(self, size: int, bound: int, forward: Callable[[], Tensor]) -> Tensor:
+        """Run a graph; the tensor that `forward` returned when it was captured, refilled.
+
+        `forward` must read and write the same memory whenever it is called for this size and bound. At the first call
+        it is run, then captured for the calls after.
         """
-        captured = self._graphs.get(size)
+        captured = self._graphs.get((size, bound))
         if captured is None:
             result = forward()
-            self._capture(size, forward)
+            self._graphs[size, bound] = self._capture(forward)
             return result
         graph, output = captured
         graph.replay()
         return output
 
-    def _capture(self, size: int, forward: Callable[[], Tensor]) -> None:
+    def _capture(self, forward: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             output = forward()
-        self._graphs[size] = (graph, output)
+        return graph, output
 
     def close(self) -> None:
         """Free the graphs' memory."""

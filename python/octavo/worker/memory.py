@@ -32,8 +32,10 @@ and their sums."""
 CPU_CACHE_BYTES = 4 * GIB
 CUDA_RESERVE_BYTES = 512 << 20
 """For what is not counted: library workspaces, fragmentation, graph bookkeeping of the driver."""
-GRAPH_BYTES = 16 << 20
+GRAPH_BYTES = 8 << 20
 """A captured graph's own memory, roughly; intermediate tensors are in `activation_bytes`."""
+GRAPHS_A_SIZE = 3
+"""One for each bound on the context (graphs.py)."""
 MAX_SHARE = 0.98
 FEW_TOKENS = 1024
 USEFUL_BATCHES = 4
@@ -127,7 +129,7 @@ def usage_of(config: EngineConfig, model: NormalConfig, weight_bytes: int) -> Us
         weight_bytes=weight_bytes,
         activation_bytes=limits.max_num_batched_tokens * per_token,
         sampling_bytes=chunk_rows * model.vocab_size * LOGIT_BYTES + counts_and_masks,
-        graph_bytes=len(sizes) * GRAPH_BYTES,
+        graph_bytes=len(sizes) * GRAPHS_A_SIZE * GRAPH_BYTES,
     )
 
 

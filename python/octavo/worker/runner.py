@@ -109,7 +109,7 @@ class TorchRunner:
         self._sampler = Sampler(vocab_size=self._model.vocab_size, num_slots=limits.max_num_seqs, device=device)
         self._kernels = StepKernels(self.config.execution.attention_backend, limits.block_size)
         self._chunk_rows = max(1, MAX_CHUNK_LOGITS // self._model.vocab_size)
-        self._graphs = DecodeGraphs(self.config.execution.cuda_graph_sizes)
+        self._graphs = DecodeGraphs(self.config.execution.cuda_graph_sizes, plan.max_model_len)
 
     @torch.inference_mode()
     def attach(self, core: Core) -> None:
@@ -138,7 +138,7 @@ class TorchRunner:
         self._model.logits(hidden_tm[: min(limits.max_num_seqs, self._chunk_rows)])
         for num_rows in self.config.execution.cuda_graph_sizes[-1:]:
             arenas.fill_null_rows(0, num_rows, 1)
-            self._decode(arenas.upload(0), num_rows)
+            self._decode(arenas.upload(0), num_rows, self.plan.max_model_len)
         torch.cuda.synchronize()
         self._progress("graphs", 1.0)
 
@@ -153,7 +153,7 @@ class TorchRunner:
         update_u3, copy_c2 = self._arenas.updates(arena, plan)
         self._kernels.apply_updates(self._slots.block_table_sb, update_u3, self._kv_cache, copy_c2)
         if size is not None:
-            self._launched = self._decode(arena, size)
+            self._launched = self._decode(arena, size, self._graphs.bound_for(plan.max_kv_len))
         else:
             self._launched = self._forward(
                 arena, plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len
@@ -183,13 +183,11 @@ class TorchRunner:
         self._backend.prepare(ctx)
         return Launched(self._model.forward(tokens.token_id_t, tokens.position_t, ctx), arrays)
 
-    def _decode(self, arena: Tensor, size: int) -> Launched:
-        """Run `size` decode rows, padding included, through their graph. The arena has one address and `prepare` makes
-        its tensors inside the graph, so a replay reads the step's own values."""
-        hidden = self._graphs.run(
-            size, lambda: self._forward(arena, size, size, size, 1, self.plan.max_model_len).hidden_tm
-        )
-        return Launched(hidden, self._arenas.arrays(arena, size, size))
+    def _decode(self, arena: Tensor, size: int, bound: int) -> Launched:
+        """Run `size` decode rows, padding included, with contexts up to `bound`, through their graph. The arena has one
+        address and `prepare` makes its tensors inside the graph, so a replay reads the step's own values."""
+        hidden_tm = self._graphs.run(size, bound, lambda: self._forward(arena, size, size, size, 1, bound).hidden_tm)
+        return Launched(hidden_tm, self._arenas.arrays(arena, size, size))
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan) -> None:
