@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
 import triton
 import triton.language as tl
 
@@ -26,20 +25,22 @@ def mend() -> None:
         return
     import triton.runtime.interpreter as interpreter
 
+    np = interpreter.np
     patch_tensor = interpreter._patch_lang_tensor
 
     def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    def widen(operand: Any) -> np.ndarray:
-        if operand.dtype.scalar == tl.bfloat16:
-            return (operand.data.astype(np.uint32) << 16).view(np.float32)
-        return operand.data
+    plain_dot = interpreter.InterpreterBuilder.create_dot
+
+    def widen(operand: Any) -> Any:
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        return interpreter.TensorHandle((operand.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        product = np.matmul(widen(a), widen(b), dtype=d.data.dtype)
-        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+        return plain_dot(self, widen(a), widen(b), d, input_precision, max_num_imprecise_acc)
 
     interpreter._patch_lang_tensor = patch_tensor_and_index
     interpreter.InterpreterBuilder.create_dot = create_dot

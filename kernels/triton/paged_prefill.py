@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .paging import scaled, score_factors, tile_blocks, tile_keys
+from octavo.kernels.triton.paging import scaled, score_factors, tile_blocks, tile_keys
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..reference.prepare import PreparedTokens  # noqa: TID252 - kernels know nothing of octavo, their parent
+from octavo.kernels.reference.prepare import PreparedTokens
 
 TOKENS = 128
 """Tokens of a program."""
