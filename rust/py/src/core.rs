@@ -1,5 +1,6 @@
 //! `Core` and `CoreConfig`: the control plane behind a lock that is held without the GIL when a step is long.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -92,6 +93,8 @@ enum Failure {
     NotRegistered,
     NoSuchOutput(usize),
     Step(StepError),
+    /// An invariant broke; the engine can't go on, but it can still be dumped.
+    Broken(String),
 }
 
 impl From<Failure> for PyErr {
@@ -102,6 +105,9 @@ impl From<Failure> for PyErr {
                 PyValueError::new_err(format!("step: there is no output arena {index}"))
             }
             Failure::Step(error) => PyRuntimeError::new_err(error.to_string()),
+            Failure::Broken(message) => {
+                PyRuntimeError::new_err(format!("step: a broken invariant: {message}"))
+            }
         }
     }
 }
@@ -138,6 +144,18 @@ struct Core {
 /// After a panic the state may be broken, but a crash report must still be able to read it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    /// A panic becomes an ordinary error: the loop reports it with a dump instead of tearing the process down.
+    fn guarded_step(&self, output: Option<usize>) -> Result<plan::StepPlan, Failure> {
+        let step = AssertUnwindSafe(|| lock(&self.engine).step(output));
+        catch_unwind(step).unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            let literal = || panic.downcast_ref::<&str>().map(ToString::to_string);
+            Err(Failure::Broken(text.or_else(literal).unwrap_or_default()))
+        })
+    }
 }
 
 /// One numeric buffer as a vector.
@@ -208,9 +226,9 @@ impl Core {
         let is_long = lock(&self.engine).core.num_running() >= DETACH_FROM;
         // The lock is let go before the GIL is taken again: whoever waits for the lock may hold the GIL.
         let plan = if is_long {
-            py.detach(|| lock(&self.engine).step(output))
+            py.detach(|| self.guarded_step(output))
         } else {
-            lock(&self.engine).step(output)
+            self.guarded_step(output)
         };
         StepPlan::new(py, &plan?)
     }
