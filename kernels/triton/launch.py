@@ -8,8 +8,13 @@ complete when a kernel starts, and what comes before its wait may read weights a
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+import triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,11 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 1
 
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """Equal for launches of one compiled kernel (whose arguments have equal types, as those of one step have)."""
+        return self.kernel, *sorted(self.constants.items()), self.num_warps, self.num_stages
+
     def run(self, *, pdl: bool = True) -> None:
         """Start it on the current stream; `pdl` False for devices (and the interpreter) without dependent launches."""
         self.kernel[self.grid](**self.args, **self.constants, PDL=pdl, **self._options(pdl))
@@ -36,3 +46,12 @@ class Launch:
     def _options(self, pdl: bool) -> dict[str, Any]:
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options | {"launch_pdl": True} if pdl else options
+
+
+def compile_together(launches: Iterable[Launch]) -> int:
+    """Compile what is not compiled yet, on all cores, for the current device; how many kernels the launches share."""
+    unique = {launch.variant: launch for launch in launches}
+    with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+        for launch in unique.values():
+            launch.warm_up()
+    return len(unique)

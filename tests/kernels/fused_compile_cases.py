@@ -12,6 +12,14 @@ import torch
 from fused_models import LLAMA_8B, QWEN3_06B, QWEN3_8B, Sizes, make_context, make_weights
 from sm90_compile import Compiled, compile_launch
 
+from octavo.kernels.triton.decode_attention_fused import (
+    TILE,
+    AttentionLayer,
+    AttentionScratch,
+    DecodeRows,
+    HeadShape,
+    attend,
+)
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.skinny_linear import ResidualStream, SkinnyLinear, store
 from octavo.kernels.triton.skinny_table import BUCKETS, SHARED_BYTES
@@ -26,10 +34,9 @@ seen: dict[Any, Compiled] = {}
 
 
 def compile_once(launch: Launch) -> Compiled:
-    key = (launch.kernel, tuple(sorted(launch.constants.items())), launch.num_warps, launch.num_stages)
-    if key not in seen:
-        seen[key] = compile_launch(launch)
-    return seen[key]
+    if launch.variant not in seen:
+        seen[launch.variant] = compile_launch(launch)
+    return seen[launch.variant]
 
 
 def step_launches(sizes: Sizes, rows: int) -> list[Launch]:
@@ -59,6 +66,29 @@ def test_step_compiles_without_spills(model: str, rows: int) -> None:
         CHECKS.get(launch.kernel.__name__, check_small)(launch, compiled)
 
 
+@pytest.mark.parametrize(
+    "heads", [HeadShape(28, 4, 128), HeadShape(32, 2, 64), HeadShape(8, 8, 64), HeadShape(9, 3, 64)], ids=str
+)
+@pytest.mark.parametrize("window", [0, 4096])
+def test_attention_of_other_heads_compiles(heads: HeadShape, window: int) -> None:
+    device = torch.device("meta")
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    table = empty(1000, heads.head_dim, dtype=torch.float32)
+    layer = AttentionLayer(heads, 0.1, window, None, None, 1e-6, table)
+    scratch = AttentionScratch.allocate(heads, 128, device)
+    slots, lengths = empty(8, dtype=torch.int32), empty(8, dtype=torch.int32)
+    rows = DecodeRows(empty(20, 100, dtype=torch.int32), slots, lengths, 6400)
+    qkv = empty(8, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim)
+    cache = empty(500, 2, heads.num_kv_heads, TILE, heads.head_dim)
+    for launch in attend(layer, qkv, cache, rows, scratch, empty(8, heads.num_heads * heads.head_dim)):
+        compiled = compile_once(launch)
+        assert compiled.spill_bytes == 0
+        CHECKS.get(launch.kernel.__name__, check_small)(launch, compiled)
+
+
 def check_ring(launch: Launch, compiled: Compiled) -> None:
     """All products in wgmma; the whole ring's weights requested before the wait."""
     constants = launch.constants
@@ -77,7 +107,7 @@ def check_attention(launch: Launch, compiled: Compiled) -> None:
     """Tiles by the tensor memory accelerator, as deep a pipeline as asked for, both products on tensor cores."""
     constants = launch.constants
     tile_bytes = 2 * constants["TILE"] * constants["HEAD_DIM"] * 2
-    assert compiled.num_mma > 0
+    assert compiled.num_mma + compiled.num_wgmma > 0
     assert compiled.loads_before_wait == 0
     assert compiled.num_tma_loads >= 4
     assert compiled.shared_bytes >= (launch.num_stages - 1) * tile_bytes, launch

@@ -12,14 +12,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from fused_models import BLOCK_SIZE, LLAMA_8B, QWEN3_06B, Sizes, make_context
 from fused_steps import make_attention, relative_error
 from torch import Tensor
@@ -29,7 +27,7 @@ from octavo.kernels.reference.decode_attention_fused import attend as reference_
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
 from octavo.kernels.triton import decode_attention_fused as attention
 from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend
-from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.skinny_linear import (
     ResidualStream,
     SkinnyLinear,
@@ -71,18 +69,6 @@ class Report:
 
     def say(self, text: str) -> None:
         print(f"[{time.perf_counter() - self.started:5.1f} s] {text}", flush=True)
-
-
-def warm_up(launches: Iterable[Launch]) -> int:
-    """Compile launches on all cores; how many kernels those were."""
-    unique = {
-        (launch.kernel, tuple(sorted(launch.constants.items())), launch.num_warps, launch.num_stages): launch
-        for launch in launches
-    }
-    with ThreadPoolExecutor(16) as pool, triton.AsyncCompileMode(pool):
-        for launch in unique.values():
-            launch.warm_up()
-    return len(unique)
 
 
 # --- single kernels
@@ -166,7 +152,7 @@ def check_products(report: Report) -> None:
                 has_bias = op != "head" and sizes is QWEN3_06B
                 cases.append((f"{model} {op} {rows} rows", op, n, k, rows, has_bias))
     made = [product_case(*case) for case in cases if case[4] in (1, 16, 17, 64, 100)]
-    report.say(f"{warm_up(case.launch for case in made)} products compiled")
+    report.say(f"{compile_together(case.launch for case in made)} products compiled")
     del made
     for case_args in cases:
         case = product_case(*case_args)
@@ -222,7 +208,7 @@ def check_attention(report: Report) -> None:
         scratch = AttentionScratch.allocate(heads, 128, DEVICE)
         out = torch.full((len(lengths), heads.num_heads * heads.head_dim), torch.nan, device=DEVICE, dtype=BF16)
         made.append((name, case, out, attend(case.layer, case.qkv_ro, case.kv_cache, case.rows, scratch, out)))
-    report.say(f"{warm_up(launch for *_, launches in made for launch in launches)} attention kernels compiled")
+    report.say(f"{compile_together(launch for *_, launches in made for launch in launches)} attention kernels compiled")
     for name, case, out, launches in made:
         layer, rows, heads = case.layer, case.rows, case.heads
         expected_cache = case.kv_cache.clone()
@@ -343,7 +329,9 @@ def check_models(report: Report) -> None:
         assert isinstance(exact, Decoder)
         exact.set_attention_backend(make_backend("reference"))
         steps = {rows: make_step(model, sizes, mixed(rows, 700)) for rows in MODEL_ROWS}
-        report.say(f"{name}: {warm_up(k for step in steps.values() for k in step.launches())} kernels compiled")
+        report.say(
+            f"{name}: {compile_together(k for step in steps.values() for k in step.launches())} kernels compiled"
+        )
         for rows, step in steps.items():
             expected = exact_logits(model, exact, step)
             original = [cache.clone() for cache in step.ctx.kv_cache]
@@ -428,7 +416,7 @@ def time_models(report: Report) -> list[dict[str, Any]]:
         kernels: list[Launch] = []
         for batch, _, bound in points:
             kernels += make_step(model, sizes, [64] * batch, bound).launches()
-        report.say(f"{name}: {warm_up(kernels)} kernels compiled")
+        report.say(f"{name}: {compile_together(kernels)} kernels compiled")
         del kernels
         for batch, context, bound in points:
             rows.append({"model": name} | time_point(model, sizes, batch, context, bound))
@@ -473,7 +461,7 @@ def time_heads(report: Report) -> None:
                     found.append(
                         (config, store(SkinnyLinear("head", weight, None, {rows: config}), x_mk, y_mn, stream))
                     )
-            warm_up(launch for _, launch in found)
+            compile_together(launch for _, launch in found)
             times = sorted((1e3 * time_ms(capture(launch.run), 5, 3), str(config)) for config, launch in found)
             blas = 1e3 * time_ms(capture(lambda: torch.nn.functional.linear(x_mk, weight).float()), 5, 3)  # noqa: B023
             report.results.append({"head": name, "rows": rows, "us": times, "blas_us": blas})
@@ -505,7 +493,7 @@ def time_attention_choices(report: Report) -> None:
                 for depth in stages:
                     attention.choose_stages = lambda *_, depth=depth: depth
                     attention.choose_splits = lambda *_, count=count: count
-                    warm_up(step.launches())
+                    compile_together(step.launches())
                     kernels = model.decode_kernels
                     assert kernels is not None
                     graph = capture(lambda: kernels.forward(step.token_id_t, step.ctx))  # noqa: B023

@@ -11,6 +11,7 @@ Shape suffixes: t tokens (one a row), s sampled rows, m model dim, o features of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from octavo.kernels.triton.decode_attention_fused import (
     attend,
 )
 from octavo.kernels.triton.embed_norm import embed, final_norm
-from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.skinny_linear import (
     ResidualStream,
     SkinnyLinear,
@@ -35,8 +36,11 @@ from octavo.kernels.triton.skinny_linear import (
     store,
     supports,
 )
-from octavo.kernels.triton.skinny_table import MAX_ROWS
+from octavo.kernels.triton.skinny_table import MAX_ROWS, bucket_for
 from octavo.layers.fused.base import BlockWeights, DecoderWeights, Weights
+
+ATTENTION: Final = 2
+"""Place of the first layer's attention in a step; its configuration is all that varies among steps of one bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class FusedDecode:
         vocab_size = weights.head_vm.shape[0]
         can_score = supports("head", vocab_size, width)
         self._head = SkinnyLinear.make("head", weights.head_vm, None) if can_score else None
+        self._compiled: set[tuple[int, tuple[Any, ...]]] = set()
 
     def accepts(self, ctx: ForwardContext) -> bool:
         """Steps of at most MAX_ROWS rows that all decode, over blocks of TILE tokens."""
@@ -129,8 +134,13 @@ class FusedDecode:
         return only_decodes and 0 < ctx.num_rows <= MAX_ROWS and ctx.block_size == TILE
 
     def forward(self, token_id_t: Tensor, ctx: ForwardContext) -> Tensor:
-        """See `DecodeKernels.forward`."""
-        for launch in self.launches(token_id_t, ctx):
+        """See `DecodeKernels.forward`. The first step of a kind compiles its kernels, in parallel."""
+        launches = self.launches(token_id_t, ctx)
+        kind = bucket_for(ctx.num_rows), launches[ATTENTION].variant
+        if kind not in self._compiled:
+            compile_together(launches)
+            self._compiled.add(kind)
+        for launch in launches:
             launch.run()
         return self._buffers.hidden_tm[: ctx.num_rows]
 
