@@ -31,6 +31,26 @@ class Step:
         return ctx
 
 
+def fill(
+    cache: Tensor, table: Tensor, slots: list[int], rows: list[tuple[int, int]], generator: torch.Generator
+) -> tuple[list[int], list[int], list[int]]:
+    """Give each row random blocks and random K and V before its queries; (positions, places, query starts)."""
+    block_size = cache.shape[3]
+    free = (torch.randperm(cache.shape[0] - 1, generator=generator) + 1).tolist()
+    position, mapping, starts = [], [], [0]
+    for slot, (queries, length) in zip(slots, rows, strict=True):
+        blocks = [free.pop() for _ in range(-(-length // block_size))]
+        table[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        for index in range(length - queries):
+            shape = (2, cache.shape[2], cache.shape[4])
+            cache[blocks[index // block_size], :, :, index % block_size] = torch.randn(shape, generator=generator)
+        own = range(length - queries, length)
+        position += own
+        mapping += [blocks[i // block_size] * block_size + i % block_size for i in own]
+        starts.append(starts[-1] + queries)
+    return position, mapping, starts
+
+
 def make_step(
     rows: list[tuple[int, int]],
     *,
@@ -52,25 +72,12 @@ def make_step(
     rows = sorted(rows, key=lambda row: row[0] != 1)
     generator = torch.Generator().manual_seed(seed)
     num_slots = len(rows) + 3
-    width = max(kv for _, kv in rows) // block_size + 2
-    num_blocks = 2 + sum((kv + block_size - 1) // block_size for _, kv in rows)
-    free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+    slots = torch.randperm(num_slots, generator=generator)[: len(rows)].tolist()
+    num_blocks = 2 + sum(-(-kv // block_size) for _, kv in rows)
     cache = torch.full((num_blocks, 2, kv_heads, block_size, dim), poison)
     cache[0] = 0
-    table = torch.zeros(num_slots, width, dtype=torch.int32)
-    slots = torch.randperm(num_slots, generator=generator)[: len(rows)].tolist()
-    position, mapping, starts = [], [], [0]
-    for slot, (queries, length) in zip(slots, rows, strict=True):
-        blocks = [free.pop() for _ in range((length + block_size - 1) // block_size)]
-        table[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-        for index in range(length - queries):
-            cache[blocks[index // block_size], :, :, index % block_size] = torch.randn(
-                2, kv_heads, dim, generator=generator
-            )
-        own = range(length - queries, length)
-        position += own
-        mapping += [blocks[i // block_size] * block_size + i % block_size for i in own]
-        starts.append(starts[-1] + queries)
+    table = torch.zeros(num_slots, max(kv for _, kv in rows) // block_size + 2, dtype=torch.int32)
+    position, mapping, starts = fill(cache, table, slots, rows, generator)
     tokens = starts[-1]
 
     def random(count: int) -> Tensor:

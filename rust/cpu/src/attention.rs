@@ -95,6 +95,20 @@ impl Call<'_> {
         }
     }
 
+    /// Tokens of no row get zeros.
+    fn clear_unused(&self) {
+        let args = self.args;
+        let token_bytes = args.num_heads * args.head_dim * args.dtype.bytes();
+        let unused = args.num_tokens - self.plan.num_used_tokens;
+        if unused > 0 {
+            // SAFETY: num_used_tokens + unused = num_tokens; all-zero bits are zero in every dtype.
+            unsafe {
+                let start = args.out.add(self.plan.num_used_tokens * token_bytes);
+                start.write_bytes(0, unused * token_bytes);
+            }
+        }
+    }
+
     fn place(&self, item: &Item, pair: usize) -> (usize, usize) {
         (
             self.row(item).token + pair / self.group,
@@ -322,48 +336,40 @@ pub unsafe fn paged_attention_with(args: &AttentionArgs, isa: Isa) -> Result<(),
     let engine = guard.get_or_insert_default();
     // SAFETY: the caller's.
     unsafe { engine.plan.fill(args)? };
-    let plan = &engine.plan;
-    engine.remaining.clear();
-    engine.remaining.extend(
-        plan.splits
-            .iter()
-            .map(|split| AtomicUsize::new(split.num_parts)),
-    );
-    let capped = args.soft_cap > 0.0;
-    let call = Call {
-        args,
-        plan,
-        group: args.num_heads / args.num_kv_heads,
-        q_scale: if capped {
-            args.scale / args.soft_cap
-        } else {
-            args.scale * LOG2_E
-        },
-        cap: if capped { args.soft_cap * LOG2_E } else { 0.0 },
-        partials: engine.partials.take(plan.partials),
-        remaining: &engine.remaining,
-    };
-    let token_bytes = args.num_heads * args.head_dim * args.dtype.bytes();
-    // SAFETY: num_used_tokens <= num_tokens; all-zero bits are zero in every dtype.
-    unsafe {
-        let unused = args.num_tokens - plan.num_used_tokens;
-        if unused > 0 {
-            args.out
-                .add(plan.num_used_tokens * token_bytes)
-                .write_bytes(0, unused * token_bytes);
-        }
-    }
-    let next = AtomicUsize::new(0);
-    let num_threads = args.num_threads.min(plan.items.len());
-    engine.pool.run(num_threads, &|| {
-        let call = &call;
-        with_scratch(|scratch| {
-            while let Some(item) = call.plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
-                debug_assert!(item.num_pairs() <= MAX_ROWS);
-                // SAFETY: the plan is checked, `run` fits the dtype and the machine, and each item is run once.
-                unsafe { run(call, item, scratch) };
-            }
-        });
-    });
+    engine.execute(args, run);
     Ok(())
+}
+
+impl Engine {
+    /// Run the items of the plan, which has been filled for `args`.
+    fn execute(&mut self, args: &AttentionArgs, run: Run) {
+        let plan = &self.plan;
+        let parts = plan.splits.iter().map(|s| AtomicUsize::new(s.num_parts));
+        self.remaining.clear();
+        self.remaining.extend(parts);
+        let capped = args.soft_cap > 0.0;
+        let divisor = if capped { args.soft_cap } else { 1.0 / LOG2_E };
+        let call = Call {
+            args,
+            plan,
+            group: args.num_heads / args.num_kv_heads,
+            q_scale: args.scale / divisor,
+            cap: if capped { args.soft_cap * LOG2_E } else { 0.0 },
+            partials: self.partials.take(plan.partials),
+            remaining: &self.remaining,
+        };
+        call.clear_unused();
+        let next = AtomicUsize::new(0);
+        let num_threads = args.num_threads.min(plan.items.len());
+        self.pool.run(num_threads, &|| {
+            let call = &call;
+            with_scratch(|scratch| {
+                while let Some(item) = call.plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    debug_assert!(item.num_pairs() <= MAX_ROWS);
+                    // SAFETY: the plan is checked, `run` fits the dtype and the machine, and each item is run once.
+                    unsafe { run(call, item, scratch) };
+                }
+            });
+        });
+    }
 }

@@ -1,8 +1,8 @@
 //! Stores a step's K and V in the paged cache.
 
+use crate::checks::{check_pointer, check_product};
 use crate::element::Dtype;
 use crate::error::KernelError;
-use crate::plan::{check_pointer, check_product};
 
 /// One call. Lengths in elements.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,7 @@
 #![allow(clippy::needless_range_loop)]
 
 pub mod attention;
+mod checks;
 pub mod element;
 pub mod error;
 pub mod isa;

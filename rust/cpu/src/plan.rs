@@ -1,9 +1,12 @@
-//! Checks one call's sizes and indices, and cuts it into work items.
+//! Checks one call's indices (sizes: checks.rs), and cuts it into work items.
 //!
 //! Everything that kernels later use as an index is copied here after it has been checked, so nobody can change it in
 //! between.
 
+use std::ops::Range;
+
 use crate::attention::AttentionArgs;
+use crate::checks::check_sizes;
 use crate::error::KernelError;
 use crate::scratch::MAX_ROWS;
 
@@ -112,6 +115,8 @@ impl Plan {
         Ok(())
     }
 
+    /// Check row `row`, of `num_queries` queries from `token` on, and cut it into items.
+    ///
     /// # Safety
     /// As `fill`.
     unsafe fn add_row(
@@ -122,54 +127,13 @@ impl Plan {
         num_queries: usize,
         group: usize,
     ) -> Result<(), KernelError> {
-        let capacity = args.max_blocks_per_slot * args.block_size;
         // SAFETY: row < num_rows.
-        let (slot, kv_len) = unsafe {
-            (
-                i64::from(*args.row_slot.add(row)),
-                i64::from(*args.kv_len.add(row)),
-            )
-        };
-        let Some(slot) = usize::try_from(slot).ok().filter(|&s| s < args.num_slots) else {
-            return Err(KernelError::Slot {
-                row,
-                slot,
-                num_slots: args.num_slots,
-            });
-        };
-        let Some(length) = usize::try_from(kv_len)
-            .ok()
-            .filter(|n| (num_queries..=capacity).contains(n))
-        else {
-            return Err(KernelError::KvLen {
-                row,
-                kv_len,
-                num_queries,
-                capacity,
-            });
-        };
+        let (slot, length) = unsafe { read_row(args, row, num_queries)? };
         let position = length - num_queries;
-        let lowest = first_visible(position, args.window);
-        let (first_block, block_start) = (lowest / args.block_size, self.blocks.len());
-        for index in first_block..length.div_ceil(args.block_size) {
-            // SAFETY: slot < num_slots, and index < max_blocks_per_slot because length <= capacity.
-            let block = i64::from(unsafe {
-                *args
-                    .block_table
-                    .add(slot * args.max_blocks_per_slot + index)
-            });
-            match usize::try_from(block) {
-                Ok(id) if id < args.num_blocks => self.blocks.push(id),
-                _ => {
-                    return Err(KernelError::Block {
-                        slot,
-                        index,
-                        block,
-                        num_blocks: args.num_blocks,
-                    });
-                }
-            }
-        }
+        let first_block = first_visible(position, args.window) / args.block_size;
+        let block_start = self.blocks.len();
+        // SAFETY: slot < num_slots, and the row fits its table.
+        unsafe { self.add_blocks(args, slot, first_block..length.div_ceil(args.block_size))? };
         let index = self.rows.len();
         self.rows.push(Row {
             token,
@@ -181,12 +145,10 @@ impl Plan {
         let num_pairs = num_queries * group;
         for tile in (0..num_pairs.div_ceil(MAX_ROWS)).rev() {
             let (first, last) = (tile * MAX_ROWS, num_pairs.min((tile + 1) * MAX_ROWS));
-            let (low, high) = (
-                first_visible(position + first / group, args.window),
-                position + (last - 1) / group + 1,
-            );
-            for kv_head in 0..args.num_kv_heads {
-                self.items.push(Item {
+            let low = first_visible(position + first / group, args.window);
+            let high = position + (last - 1) / group + 1;
+            self.items
+                .extend((0..args.num_kv_heads).map(|kv_head| Item {
                     row: index,
                     kv_head,
                     first,
@@ -195,7 +157,35 @@ impl Plan {
                     high,
                     split: None,
                     partial: 0,
-                });
+                }));
+        }
+        Ok(())
+    }
+
+    /// Copy entries of a slot's table, checked.
+    ///
+    /// # Safety
+    /// As `fill`; slot < `num_slots` and the range is within `max_blocks_per_slot`.
+    unsafe fn add_blocks(
+        &mut self,
+        args: &AttentionArgs,
+        slot: usize,
+        indices: Range<usize>,
+    ) -> Result<(), KernelError> {
+        for index in indices {
+            let entry = slot * args.max_blocks_per_slot + index;
+            // SAFETY: the caller's.
+            let block = i64::from(unsafe { *args.block_table.add(entry) });
+            match usize::try_from(block) {
+                Ok(id) if id < args.num_blocks => self.blocks.push(id),
+                _ => {
+                    return Err(KernelError::Block {
+                        slot,
+                        index,
+                        block,
+                        num_blocks: args.num_blocks,
+                    });
+                }
             }
         }
         Ok(())
@@ -240,6 +230,38 @@ impl Plan {
     }
 }
 
+/// (slot, kv length) of a row, checked.
+///
+/// # Safety
+/// row < `num_rows`, and the arrays are that long.
+unsafe fn read_row(
+    args: &AttentionArgs,
+    row: usize,
+    num_queries: usize,
+) -> Result<(usize, usize), KernelError> {
+    // SAFETY: the caller's.
+    let (slot, kv_len) = unsafe { (*args.row_slot.add(row), *args.kv_len.add(row)) };
+    let (slot, kv_len) = (i64::from(slot), i64::from(kv_len));
+    let capacity = args.max_blocks_per_slot * args.block_size;
+    let fits = |n: &usize| (num_queries..=capacity).contains(n);
+    let num_slots = args.num_slots;
+    let known = usize::try_from(slot).ok().filter(|&s| s < num_slots);
+    let length = usize::try_from(kv_len).ok().filter(fits);
+    Ok((
+        known.ok_or(KernelError::Slot {
+            row,
+            slot,
+            num_slots,
+        })?,
+        length.ok_or(KernelError::KvLen {
+            row,
+            kv_len,
+            num_queries,
+            capacity,
+        })?,
+    ))
+}
+
 /// The first position that a query at `position` sees.
 fn first_visible(position: usize, window: usize) -> usize {
     if window == 0 {
@@ -255,119 +277,4 @@ fn query_start_error(index: usize, value: i32, args: &AttentionArgs) -> KernelEr
         value: i64::from(value),
         num_tokens: args.num_tokens,
     }
-}
-
-/// `address` is not null and a multiple of `align`.
-pub fn check_pointer<T>(
-    name: &'static str,
-    pointer: *const T,
-    align: usize,
-) -> Result<(), KernelError> {
-    if pointer.is_null() {
-        return Err(KernelError::Null(name));
-    }
-    if !(pointer as usize).is_multiple_of(align) {
-        return Err(KernelError::Unaligned { name, align });
-    }
-    Ok(())
-}
-
-/// The product of sizes times the bytes of a number fits in an address space.
-pub fn check_product(
-    name: &'static str,
-    sizes: &[usize],
-    bytes: usize,
-) -> Result<usize, KernelError> {
-    let product = sizes
-        .iter()
-        .try_fold(1usize, |product, &size| product.checked_mul(size));
-    product
-        .filter(|p| {
-            p.checked_mul(bytes)
-                .is_some_and(|total| isize::try_from(total).is_ok())
-        })
-        .ok_or(KernelError::Overflow(name))
-}
-
-fn check_sizes(args: &AttentionArgs) -> Result<(), KernelError> {
-    for (name, size) in [
-        ("num_slots", args.num_slots),
-        ("max_blocks_per_slot", args.max_blocks_per_slot),
-        ("num_blocks", args.num_blocks),
-        ("block_size", args.block_size),
-        ("num_heads", args.num_heads),
-        ("num_kv_heads", args.num_kv_heads),
-        ("head_dim", args.head_dim),
-        ("num_threads", args.num_threads),
-    ] {
-        if size == 0 {
-            return Err(KernelError::Zero(name));
-        }
-    }
-    if !args.num_heads.is_multiple_of(args.num_kv_heads) {
-        return Err(KernelError::HeadsNotGrouped {
-            heads: args.num_heads,
-            kv_heads: args.num_kv_heads,
-        });
-    }
-    for (name, value) in [("scale", args.scale), ("soft_cap", args.soft_cap)] {
-        if !value.is_finite() {
-            return Err(KernelError::NotFinite {
-                name,
-                value: value.to_string(),
-            });
-        }
-    }
-    let bytes = args.dtype.bytes();
-    let token = check_product(
-        "num_heads * head_dim",
-        &[args.num_heads, args.head_dim],
-        bytes,
-    )?;
-    if args.q_stride < token {
-        return Err(KernelError::ShortStride {
-            name: "q_stride",
-            stride: args.q_stride,
-            least: token,
-        });
-    }
-    check_product("q", &[args.num_tokens, args.q_stride], bytes)?;
-    check_product(
-        "kv_cache",
-        &[
-            args.num_blocks,
-            2,
-            args.num_kv_heads,
-            args.block_size,
-            args.head_dim,
-        ],
-        bytes,
-    )?;
-    check_product(
-        "block_table",
-        &[args.num_slots, args.max_blocks_per_slot],
-        4,
-    )?;
-    check_product(
-        "block_table * block_size",
-        &[args.max_blocks_per_slot, args.block_size],
-        1,
-    )?;
-    check_product("query_start", &[args.num_rows.saturating_add(1)], 4)?;
-    check_pointers(args, bytes)
-}
-
-fn check_pointers(args: &AttentionArgs, bytes: usize) -> Result<(), KernelError> {
-    check_pointer("query_start", args.query_start, 4)?;
-    if args.num_tokens > 0 {
-        check_pointer("q", args.q, bytes)?;
-        check_pointer("out", args.out.cast_const(), bytes)?;
-    }
-    if args.num_rows > 0 {
-        check_pointer("kv_cache", args.kv_cache, bytes)?;
-        check_pointer("row_slot", args.row_slot, 4)?;
-        check_pointer("kv_len", args.kv_len, 4)?;
-        check_pointer("block_table", args.block_table, 4)?;
-    }
-    Ok(())
 }
