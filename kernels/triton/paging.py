@@ -16,8 +16,8 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def tile_blocks(table_row, tile, last_tile, length, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """Block ids of a tile: one where blocks hold whole tiles, else one per position. `tile` is cut to `last_tile`, which
-    is -1 where there is nothing to read."""
+    """Block ids of a tile: one where blocks hold whole tiles, else one per position. `tile` is cut to `last_tile`,
+    which is -1 where there is nothing to read."""
     tile = tl.maximum(tl.minimum(tile, last_tile), 0)
     if BLOCK % TILE == 0:
         return tl.load(table_row + tile * TILE // BLOCK)
