@@ -7,9 +7,10 @@ use thiserror::Error;
 
 use crate::arena::OutputLayout;
 use crate::ids::TokenId;
+use crate::outputs::empty_output;
 use crate::plan::Row;
 use crate::protocol::{FinishReason, SequenceOutput, TokenLogprobs};
-use crate::sequence::{SeqIdx, State};
+use crate::sequence::{SeqIdx, Sequence, State};
 use crate::state::EngineState;
 
 /// The runner and the control plane disagree; the engine can't go on.
@@ -74,6 +75,36 @@ impl Results<'_> {
     }
 }
 
+/// Appends what row `index` sampled to the sequence and its output, up to the token that ends it.
+fn append_tokens(
+    sequence: &mut Sequence,
+    output: &mut SequenceOutput,
+    results: &Results<'_>,
+    index: usize,
+) -> Result<(), String> {
+    let token_ids = results.tokens(index)?;
+    output.token_ids.reserve_exact(token_ids.len());
+    for (nth, token_id) in token_ids.iter().enumerate() {
+        let token_id = *token_id as TokenId;
+        sequence.output.push(token_id);
+        output.token_ids.push(token_id);
+        if let Ok(num_top) = usize::try_from(sequence.limits.logprobs) {
+            output.logprobs.push(results.logprobs(index, nth, num_top));
+        }
+        let num_output = sequence.output.len() as u32;
+        if sequence.stops_at(token_id, num_output) {
+            output.finish = Some(FinishReason::Stop);
+            output.stop_token_id = Some(token_id);
+        } else if num_output >= sequence.limits.max_output {
+            output.finish = Some(FinishReason::Length);
+        }
+        if output.finish.is_some() {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// What became of a row.
 enum Fate {
     Continues,
@@ -136,36 +167,9 @@ impl EngineState {
             self.publish(row.seq);
             return Ok(Fate::Continues);
         };
-        let mut output = SequenceOutput {
-            request_id: sequence.request_id,
-            index: sequence.key.index,
-            token_ids: Vec::with_capacity(1),
-            logprobs: Vec::new(),
-            finish: None,
-            stop_token_id: None,
-            num_cached_tokens: None,
-            prompt_logprobs: None,
-            queue_s: None,
-        };
+        let mut output = empty_output(sequence.request_id, sequence.key.index);
         sequence.num_pending -= 1;
-        for (nth, token_id) in results.tokens(index)?.iter().enumerate() {
-            let token_id = *token_id as TokenId;
-            sequence.output.push(token_id);
-            output.token_ids.push(token_id);
-            if let Ok(num_top) = usize::try_from(sequence.limits.logprobs) {
-                output.logprobs.push(results.logprobs(index, nth, num_top));
-            }
-            let num_output = sequence.output.len() as u32;
-            if sequence.stops_at(token_id, num_output) {
-                output.finish = Some(FinishReason::Stop);
-                output.stop_token_id = Some(token_id);
-            } else if num_output >= sequence.limits.max_output {
-                output.finish = Some(FinishReason::Length);
-            }
-            if output.finish.is_some() {
-                break;
-            }
-        }
+        append_tokens(sequence, &mut output, results, index)?;
         let (client, is_silent) = (sequence.client, sequence.is_silent);
         let needs_publish = (sequence.num_published + 1) * self.config.block_size;
         if sequence.num_committed >= needs_publish {

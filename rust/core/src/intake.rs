@@ -155,43 +155,21 @@ impl EngineState {
         for nth in 0..request.n {
             let is_first = nth == 0;
             let key = QueueKey::new(self.config.policy, request.priority, arrival, nth);
-            let seq = self.table.add_sequence(Sequence {
-                state: if is_first {
-                    State::Waiting
-                } else {
-                    State::Parked
-                },
-                request: index,
-                client,
-                request_id: request.request_id,
-                key,
-                prompt: Arc::clone(&prompt),
-                output: Vec::new(),
-                num_pending: 0,
-                num_computed: 0,
-                num_committed: 0,
-                in_flight: 0,
-                first_step: 0,
-                last_step: 0,
-                last_start: 0,
-                limits: limits.clone(),
-                hashes: Vec::new(),
-                num_published: 0,
-                leads: is_first && request.n > 1,
-                is_silent: true,
-                prompt_logprobs: (is_first && request.prompt_logprobs >= 0).then(Vec::new),
-            });
-            if is_first {
-                let deadline = deadline_after(now, request.deadline_s);
-                self.queue.push_new(
-                    key,
-                    seq,
-                    Newcomer {
-                        num_tokens,
-                        deadline,
-                    },
-                );
+            let id = (index, client, request.request_id);
+            let mut sequence = Sequence::new(id, key, Arc::clone(&prompt), limits.clone());
+            if !is_first {
+                self.table.add_sequence(sequence);
+                continue;
             }
+            sequence.state = State::Waiting;
+            sequence.leads = request.n > 1;
+            sequence.prompt_logprobs = (request.prompt_logprobs >= 0).then(Vec::new);
+            let seq = self.table.add_sequence(sequence);
+            let newcomer = Newcomer {
+                num_tokens,
+                deadline: deadline_after(now, request.deadline_s),
+            };
+            self.queue.push_new(key, seq, newcomer);
         }
     }
 

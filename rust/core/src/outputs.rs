@@ -6,6 +6,21 @@ use crate::protocol::{
     EngineStats, FinishReason, Outbound, OutputFrame, Refusal, RefusalKind, SequenceOutput,
 };
 
+/// An output that says nothing yet. It does not allocate.
+pub fn empty_output(request_id: RequestId, index: u32) -> SequenceOutput {
+    SequenceOutput {
+        request_id,
+        index,
+        token_ids: Vec::new(),
+        logprobs: Vec::new(),
+        finish: None,
+        stop_token_id: None,
+        num_cached_tokens: None,
+        prompt_logprobs: None,
+        queue_s: None,
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Outputs {
     frames: Vec<(ClientId, OutputFrame)>,
@@ -46,20 +61,9 @@ impl Outputs {
         index: u32,
         finish: FinishReason,
     ) {
-        self.push(
-            client,
-            SequenceOutput {
-                request_id,
-                index,
-                token_ids: Vec::new(),
-                logprobs: Vec::new(),
-                finish: Some(finish),
-                stop_token_id: None,
-                num_cached_tokens: None,
-                prompt_logprobs: None,
-                queue_s: None,
-            },
-        );
+        let mut output = empty_output(request_id, index);
+        output.finish = Some(finish);
+        self.push(client, output);
     }
 
     pub fn refuse(

@@ -81,6 +81,37 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    /// A parked sequence of which nothing is computed.
+    pub fn new(
+        (request, client, request_id): (RequestIdx, ClientId, RequestId),
+        key: QueueKey,
+        prompt: Arc<[TokenId]>,
+        limits: Limits,
+    ) -> Self {
+        Self {
+            state: State::Parked,
+            request,
+            client,
+            request_id,
+            key,
+            prompt,
+            output: Vec::new(),
+            num_pending: 0,
+            num_computed: 0,
+            num_committed: 0,
+            in_flight: 0,
+            first_step: 0,
+            last_step: 0,
+            last_start: 0,
+            limits,
+            hashes: Vec::new(),
+            num_published: 0,
+            leads: false,
+            is_silent: true,
+            prompt_logprobs: None,
+        }
+    }
+
     pub fn num_prompt_tokens(&self) -> u32 {
         self.prompt.len() as u32
     }

@@ -191,7 +191,7 @@ fn check_order(engine: &Engine) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
     fn every_sequence_gets_its_tokens_and_every_block_comes_back(config in configs(), events in events()) {
