@@ -70,22 +70,3 @@ def prompt_token_ids(gguf_path: Path, prompts: list[str]) -> list[list[int]]:
     source = resolve_source(ModelConfig(model=MODEL), lambda stage, fraction: None)
     assert source.tokenizer_path is not None
     return Tokenizer.from_file(str(source.tokenizer_path / "tokenizer.json")).encode_batch(prompts)
-
-
-@pytest.fixture(scope="session")
-def reference_tokens(reference_model: Any, prompt_token_ids: list[list[int]]) -> list[list[int]]:
-    """Greedy continuations by Transformers, each prompt alone, without regard to EOS."""
-    out = []
-    for ids in prompt_token_ids:
-        with torch.inference_mode():
-            generated = reference_model.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                do_sample=False,
-                max_new_tokens=NUM_NEW,
-                min_new_tokens=NUM_NEW,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        out.append(generated[0, len(ids) :].tolist())
-    return out
