@@ -41,6 +41,8 @@ DECODE = [(1, 1024), (8, 1024), (64, 1024), (256, 1024), (64, 4096)]
 PREFILL = [(1, 2048), (16, 2048)]
 """(rows, kv length)"""
 
+ROW_TENSORS = ("row_slot_r", "query_start_r", "kv_len_r", "position_t", "slot_mapping_t")
+
 CASES: dict[str, dict[str, object]] = {
     "decode": {"rows": [(1, 1), (1, 64), (1, 65), (1, 1000), (1, 4097)]},
     "many decode rows": {"rows": [(1, 50 + 7 * i) for i in range(90)]},
@@ -122,6 +124,8 @@ def check_graph(device: str) -> dict[str, float]:
     ]  # fmt: skip
     biggest = steps[2]
     static = biggest.clone_ctx()
+    for name in ROW_TENSORS:
+        setattr(static, name, getattr(static, name).clone())
     static.block_table_sb = torch.zeros(16, 64, dtype=torch.int32, device=device)
     static.max_kv_len = 4096
     q, k, v = (x.clone() for x in (biggest.q_thd, biggest.k_tgd, biggest.v_tgd))
@@ -140,7 +144,7 @@ def check_graph(device: str) -> dict[str, float]:
 
 def load(fixed: Step, step: Step) -> None:
     """Put a step's numbers where a captured graph reads them."""
-    for name in ("row_slot_r", "query_start_r", "kv_len_r", "position_t", "slot_mapping_t"):
+    for name in ROW_TENSORS:
         getattr(fixed.ctx, name).copy_(getattr(step.ctx, name))
     slots, width = step.ctx.block_table_sb.shape
     fixed.ctx.block_table_sb[:slots, :width].copy_(step.ctx.block_table_sb)
