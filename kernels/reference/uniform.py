@@ -1,7 +1,7 @@
 """Uniform numbers from a counter: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as
-1, 2, 3", section 4.3). A number depends on its seed, index and position alone.
+1, 2, 3", section 4.3). A number depends on its seed, index, position and column alone.
 
-Shape suffixes: s slots, r rows.
+Shape suffixes: s slots, r rows, c columns.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ def philox(counter_4r: Tensor, key_2r: Tensor) -> Tensor:
     return torch.stack((x_2r[0], y_2r[0], x_2r[1], y_2r[1]))
 
 
-def uniform(seed_s: Tensor, index_s: Tensor, slot_r: Tensor, position_r: Tensor) -> Tensor:
-    """float64 [r] in [0, 1), 53 bits: the number of each row's (seed of its slot, index of its slot, position).
+def uniform(seed_s: Tensor, index_s: Tensor, slot_r: Tensor, position_r: Tensor, num_columns: int) -> Tensor:
+    """float64 [r, c] in [0, 1), 53 bits: numbers of each row's (seed of its slot, index of its slot, position).
 
-    All int64; the seed is the key, the low words of position and index are the counter.
+    All int64; the seed is the key, the low words of position, index and column are the counter.
     """
-    seed_r, index_r, zero_r = seed_s[slot_r], index_s[slot_r], torch.zeros_like(position_r)
-    counter_4r = torch.stack((position_r & LOW, index_r & LOW, zero_r, zero_r))
-    key_2r = torch.stack((seed_r & LOW, (seed_r >> 32) & LOW))
-    words_4r = philox(counter_4r, key_2r)
-    return ((words_4r[0] << 21) + (words_4r[1] >> 11)).double() * 2.0**-53
+    num_rows = len(slot_r)
+    column_rc = torch.arange(num_columns, device=slot_r.device).expand(num_rows, -1)
+    seed_rc, index_rc, position_rc = (
+        value_r.unsqueeze(1).expand_as(column_rc) for value_r in (seed_s[slot_r], index_s[slot_r], position_r)
+    )
+    counter = torch.stack((position_rc & LOW, index_rc & LOW, column_rc, torch.zeros_like(column_rc)))
+    key = torch.stack((seed_rc & LOW, (seed_rc >> 32) & LOW))
+    words = philox(counter.flatten(1), key.flatten(1))
+    return ((words[0] << 21) + (words[1] >> 11)).double().mul_(2.0**-53).view(num_rows, num_columns)

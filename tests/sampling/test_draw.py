@@ -11,15 +11,19 @@ from sampler_driver import VOCAB_SIZE, Row, admit, make_sampler, rows_of, step
 from torch import Tensor
 
 from octavo.kernels.reference.uniform import philox, uniform
-from octavo.sampling.draw import draw
+from octavo.sampling.draw import GROUP, draw, num_uniforms
 
 CHI_SQUARE_LIMIT = 3.3
 """Normal deviations that a chi-square statistic may be off; about 1 in 1000 right generators fail. Seeds are fixed."""
 
 
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def numbers(seed: Tensor, index: Tensor, position: Tensor) -> Tensor:
     """One number for each (seed, index, position)."""
-    return uniform(seed, index, torch.arange(len(seed)), position)
+    return uniform(seed, index, torch.arange(len(seed)), position, 1)[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +54,7 @@ def test_uniform_numbers_are_in_range_and_even() -> None:
     assert abs(statistic - 99) / (2 * 99) ** 0.5 < CHI_SQUARE_LIMIT
 
 
-def test_neighbours_in_seed_index_and_position_are_unrelated() -> None:
+def test_neighbours_in_seed_index_position_and_column_are_unrelated() -> None:
     base = torch.arange(20_000)
     zero = torch.zeros_like(base)
     streams = torch.stack(
@@ -61,6 +65,7 @@ def test_neighbours_in_seed_index_and_position_are_unrelated() -> None:
             numbers(zero, zero, base + 20_000),
             numbers(zero + (1 << 32), zero, base),
             numbers(base, zero, zero),
+            *uniform(zero, zero, base, base, 3)[:, 1:].T,
         ]
     )
     off_diagonal = torch.corrcoef(streams) - torch.eye(len(streams), dtype=torch.float64)
@@ -88,11 +93,39 @@ def test_frequencies_follow_the_distribution(params: dict[str, float]) -> None:
     assert abs(statistic - freedom) / (2 * freedom) ** 0.5 < CHI_SQUARE_LIMIT
 
 
-def test_draw_inverts_the_distribution_function() -> None:
-    logits = torch.tensor([[0.0, -torch.inf, 0.0, 0.0, -torch.inf]])
-    uniforms = [0.0, 0.3333, 0.3334, 0.6666, 0.6667, 1 - 2**-53]
-    tokens = draw(logits.expand(len(uniforms), -1), torch.tensor(uniforms, dtype=torch.float64))
-    assert tokens.tolist() == [0, 0, 2, 2, 3, 3]
+@pytest.mark.parametrize("vocab_size", [1, GROUP - 1, GROUP, 5 * GROUP, 3 * GROUP + 7])
+def test_groups_follow_the_distribution(vocab_size: int) -> None:
+    num_draws = 20_000
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(4)) * 2
+    uniforms = torch.rand(num_draws, num_uniforms(vocab_size), dtype=torch.float64, generator=seeded(6))
+    counts = draw(logits.expand(num_draws, -1), uniforms).bincount(minlength=vocab_size)
+    expected = logits.double().softmax(0) * num_draws
+    possible = expected >= 5
+    statistic = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())
+    freedom = max(int(possible.sum()) - 1, 1)
+    assert abs(statistic - freedom) / (2 * freedom) ** 0.5 < CHI_SQUARE_LIMIT
+
+
+def test_tokens_without_weight_are_never_drawn() -> None:
+    vocab_size = 2 * GROUP + 3
+    logits = torch.full((3, vocab_size), -torch.inf)
+    logits[0, vocab_size - 1] = -80.0
+    logits[1, [5, GROUP]] = torch.tensor([0.0, -1e30])
+    uniforms = torch.rand(100, num_uniforms(vocab_size), dtype=torch.float64, generator=seeded(7))
+    uniforms[0], uniforms[1] = 0.0, 1 - 2**-53
+    for row, token in enumerate((vocab_size - 1, 5, 0)):
+        assert (draw(logits[row].expand(100, -1), uniforms) == token).all()
+
+
+def test_rounding_of_logits_hardly_changes_what_is_drawn() -> None:
+    """A batch of another size changes logits by about 1e-5: the tokens must stay, or a seed would promise nothing."""
+    vocab_size, num_draws = 49152, 400
+    logits = torch.randn(1, vocab_size, generator=seeded(8)) * 3
+    uniforms = torch.rand(num_draws, num_uniforms(vocab_size), dtype=torch.float64, generator=seeded(9))
+    noise = torch.randn(1, vocab_size, generator=seeded(10)) * 1e-5
+    tokens = draw(logits.expand(num_draws, -1), uniforms)
+    assert (tokens != draw((logits + noise).expand(num_draws, -1), uniforms)).sum() <= 1
+    assert len(tokens.unique()) > num_draws / 2
 
 
 def test_same_seed_same_tokens_whatever_else_runs() -> None:

@@ -67,9 +67,9 @@ def seen_logits(monkeypatch: pytest.MonkeyPatch, rows: list[Row], logits: Tensor
     seen: list[Tensor] = []
     original = sampler_module.draw
 
-    def spy(logits_sv: Tensor, uniform_s: Tensor) -> Tensor:
+    def spy(logits_sv: Tensor, uniform_su: Tensor) -> Tensor:
         seen.append(logits_sv.clone())
-        return original(logits_sv, uniform_s)
+        return original(logits_sv, uniform_su)
 
     monkeypatch.setattr(sampler_module, "draw", spy)
     sampler = make_sampler(num_slots=len(CASES) + 1)

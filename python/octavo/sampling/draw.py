@@ -1,7 +1,12 @@
-"""One token a row from its logits: greedy, or by inverse distribution function from one uniform number.
+"""One token a row from its logits: greedy, or drawn by exponential races (Gumbel 1954; Maddison et al. 2014, "A*
+sampling"): of weights w and exponential numbers E the largest w / E wins with probability w / sum(w).
 
-Probabilities become integers first. Integer sums are exact in any order, so a row's token depends on its logits and its
-uniform number alone: not on the batch, the device's kernel or how it splits a sum.
+Two races, first between groups of tokens and then within the winner, need few numbers and give the same distribution.
+A race hardly minds rounding: logits that differ by 1e-5, as those of one sequence do in batches of other sizes, give
+another token once in 1e5 draws. (One uniform number along the distribution function would do so every hundredth time:
+errors of its sum pass over many improbable tokens.) Weights are integers, whose sums are exact in any order.
+
+Shape suffixes: s rows, v vocabulary, g groups, m members of a group.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ WEIGHT_BITS = 40
 """The most probable token weighs 2^40; vocabularies up to 2^22 tokens can't overflow int64. A token less probable than
 the best by more than 2^-40 is never drawn."""
 LOWEST = torch.finfo(torch.float32).min
+GROUP = 256
+"""Tokens of a group."""
 
 
 def integer_weights(logits_sv: Tensor, max_s1: Tensor) -> Tensor:
@@ -25,13 +32,33 @@ def greedy(logits_sv: Tensor) -> Tensor:
     return logits_sv.argmax(1)
 
 
-def draw(logits_sv: Tensor, uniform_s: Tensor) -> Tensor:
-    """int64 [s]: token i with probability softmax(logits)[i], by the row's uniform number (float64, in [0, 1)).
+def num_uniforms(vocab_size: int) -> int:
+    """How many uniform numbers a draw takes: one for each group, one for each member of a group."""
+    return -(-vocab_size // GROUP) + GROUP
 
-    The first token whose cumulative weight exceeds uniform * total, in the order of ids; 0 for a row of -inf.
-    """
-    sum_sv = integer_weights(logits_sv, logits_sv.amax(1, keepdim=True)).cumsum_(1)
-    total_s1 = sum_sv[:, -1:]
-    target_s1 = (uniform_s.unsqueeze(1) * total_s1).long().minimum(total_s1 - 1)
-    token_s1 = torch.searchsorted(sum_sv, target_s1, right=True)
-    return token_s1.squeeze(1).clamp_(max=logits_sv.shape[1] - 1)
+
+def draw(logits_sv: Tensor, uniform_su: Tensor) -> Tensor:
+    """int64 [s]: token i with probability softmax(logits)[i], by the row's `num_uniforms(v)` numbers (float64, in
+    [0, 1)); 0 for a row of -inf."""
+    vocab_size = logits_sv.shape[1]
+    weight_sv = integer_weights(logits_sv, logits_sv.amax(1, keepdim=True))
+    group_s1 = _race(_group_sums(weight_sv), uniform_su[:, :-GROUP])
+    token_sm = group_s1 * GROUP + torch.arange(GROUP, device=logits_sv.device)
+    weight_sm = weight_sv.gather(1, token_sm.clamp(max=vocab_size - 1)).masked_fill_(token_sm >= vocab_size, 0)
+    return token_sm.gather(1, _race(weight_sm, uniform_su[:, -GROUP:])).squeeze(1)
+
+
+def _group_sums(weight_sv: Tensor) -> Tensor:
+    """int64 [s, g]: sums over GROUP tokens with neighbouring ids; the last group may be smaller."""
+    num_rows, vocab_size = weight_sv.shape
+    num_full = vocab_size // GROUP
+    sums = [weight_sv[:, : num_full * GROUP].reshape(num_rows, num_full, GROUP).sum(2)]
+    if vocab_size % GROUP:
+        sums.append(weight_sv[:, num_full * GROUP :].sum(1, keepdim=True))
+    return torch.cat(sums, 1)
+
+
+def _race(weight: Tensor, uniform: Tensor) -> Tensor:
+    """int64 [s, 1]: the winning column. A column without weight never wins against one with."""
+    exponential = uniform.clamp(min=2.0**-54).neg_().log1p_().neg_()
+    return weight.div(exponential).argmax(1, keepdim=True)

@@ -19,7 +19,7 @@ from octavo.sampling.allowed import AllowedTokens
 from octavo.sampling.bad_words import BadWords
 from octavo.sampling.base import AdmittedRow, Feature, Observer, SampledRows
 from octavo.sampling.bias import LogitBias
-from octavo.sampling.draw import draw, greedy
+from octavo.sampling.draw import draw, greedy, num_uniforms
 from octavo.sampling.logprobs import TokenLogprobs, gather_logprobs, raw_logprobs
 from octavo.sampling.min_p import MinP
 from octavo.sampling.min_tokens import MinTokens
@@ -102,7 +102,7 @@ class Sampler:
     def _choose(self, logits_sv: Tensor, rows: SampledRows, used: int) -> Tensor:
         if not used & RANDOM:
             return greedy(logits_sv)
-        drawn_s = draw(logits_sv, self._seeds.uniform_s(rows))
+        drawn_s = draw(logits_sv, self._seeds.uniform_su(rows, num_uniforms(logits_sv.shape[1])))
         if not used & GREEDY:
             return drawn_s
         return torch.where(self._temperature.random_s(rows), drawn_s, greedy(logits_sv))

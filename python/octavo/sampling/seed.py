@@ -1,4 +1,4 @@
-"""Seeds: the uniform number of a token depends on (seed, sequence index, position) alone, not on the batch, the slot or
+"""Seeds: the uniform numbers of a token depend on (seed, sequence index, position) alone, not on the batch, the slot or
 what ran before. The generator is `octavo.kernels.reference.uniform` (on CUDA its Triton twin: one launch).
 """
 
@@ -25,7 +25,7 @@ class Seeds:
         self._seed = SlotTable(num_slots, 0, torch.int64, device)
         self._index = SlotTable(num_slots, 0, torch.int64, device)
         module = import_module(GENERATORS.get(device.type, REFERENCE))
-        self._uniform: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = module.uniform
+        self._uniform: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor] = module.uniform
 
     def admit(self, row: AdmittedRow) -> None:
         self._seed.stage(row.slot, row.params.get("seed", 0))
@@ -35,6 +35,6 @@ class Seeds:
         self._seed.flush()
         self._index.flush()
 
-    def uniform_s(self, rows: SampledRows) -> Tensor:
-        """float64 [s] in [0, 1): the numbers of the rows' new tokens."""
-        return self._uniform(self._seed.data, self._index.data, rows.slot_s, rows.position_s)
+    def uniform_su(self, rows: SampledRows, num_uniforms: int) -> Tensor:
+        """float64 [s, u] in [0, 1): the numbers of the rows' new tokens."""
+        return self._uniform(self._seed.data, self._index.data, rows.slot_s, rows.position_s, num_uniforms)
