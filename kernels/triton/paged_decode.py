@@ -11,12 +11,14 @@ Shape suffixes: r rows, g query heads of a KV head (padded), p positions of a ti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.paging import scaled, score_factors, tile_blocks, tile_keys
 
 
@@ -81,10 +83,11 @@ def split_range(
     return first, low, high, tl.cdiv(tiles, share)
 
 
-@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["slot_ptr", "length_ptr"])
+@triton.jit(do_not_specialize=["window", "table_stride"], do_not_specialize_on_alignment=["slot_ptr", "length_ptr"])
 def decode_kernel(
     q_ptr, cache_ptr, table_ptr, slot_ptr, length_ptr, out_ptr, part_ptr, stat_ptr,
-    scale, cap, window, q_stride, table_stride, block_stride,
+    scale, cap, window, table_stride,
+    q_stride: tl.constexpr, block_stride: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
@@ -147,7 +150,7 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["length_ptr"])
 def reduce_kernel(
-    length_ptr, out_ptr, part_ptr, stat_ptr, window,
+    out_ptr, length_ptr, part_ptr, stat_ptr, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     TILE: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
@@ -187,6 +190,7 @@ class DecodePlan:
         return (shares * self.dim_pad, shares * 2) if self.splits > 1 else (0, 0)
 
 
+@cache
 def plan_decode(num_rows: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, max_kv_len: int) -> DecodePlan:
     """Tile and splits of a launch over `num_rows` rows of at most `max_kv_len` positions."""
     config = choose_tile(head_dim, itemsize, num_rows * kv_heads, max_kv_len)
@@ -219,26 +223,33 @@ def paged_decode(
     kv_heads, block_size, head_dim = kv_cache.shape[2:]
     group = q_rhd.shape[1] // kv_heads
     factor, cap = score_factors(scale, soft_cap)
-    common = {
+    is_windowed = window > 0
+    heads = {
         "KV_HEADS": kv_heads,
         "GROUP": group,
         "GROUP_PAD": plan.group_pad,
         "DIM": head_dim,
         "DIM_PAD": plan.dim_pad,
-        "TILE": plan.config.tile,
-        "SPLITS": plan.splits,
-        "LEAST": plan.least,
-        "WINDOWED": window > 0,
     }
-    decode_kernel[(kv_heads, plan.splits, num_rows)](
-        q_rhd, kv_cache, block_table_sb, row_slot_r, kv_len_r, out_rhd, part, stat,
-        factor, cap, window, q_rhd.stride(0), block_table_sb.stride(0), kv_cache.stride(0),
-        BLOCK=block_size,
-        CAPPED=soft_cap > 0,
-        PRECISION="ieee" if kv_cache.dtype == torch.float32 else "tf32",
+    splits = {"TILE": plan.config.tile, "SPLITS": plan.splits, "LEAST": plan.least, "WINDOWED": is_windowed}
+    constants = {
+        "q_stride": q_rhd.stride(0),
+        "block_stride": kv_cache.stride(0),
+        **heads,
+        "BLOCK": block_size,
+        **splits,
+        "CAPPED": soft_cap > 0,
+        "PRECISION": "ieee" if kv_cache.dtype == torch.float32 else "tf32",
+    }
+    args = (q_rhd, kv_cache, block_table_sb, row_slot_r, kv_len_r, out_rhd, part, stat)
+    launch(
+        decode_kernel,
+        (kv_heads, plan.splits, num_rows),
+        (*args, factor, cap, window, block_table_sb.stride(0)),
+        constants,
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
-        **common,
-    )  # fmt: skip
+    )
     if plan.splits > 1:
-        reduce_kernel[(num_rows, q_rhd.shape[1])](kv_len_r, out_rhd, part, stat, window, num_warps=2, **common)
+        shares = (out_rhd, kv_len_r, part, stat, window)
+        launch(reduce_kernel, (num_rows, q_rhd.shape[1], 1), shares, heads | splits, num_warps=2)

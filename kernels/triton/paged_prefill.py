@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.paging import scaled, score_factors, tile_blocks, tile_keys
 
 
@@ -28,8 +29,9 @@ class PrefillConfig:
     num_stages: int
 
 
-FEW = 264
-"""Programs of 128 pairs that fill an H200 twice; below that smaller ones are quicker."""
+FEW = 4096
+"""Programs of 128 pairs, at most, where programs of 64 are quicker on an H200: they balance better and two share a
+multiprocessor. With more of them the bandwidth of L2 decides, and larger programs read K and V less often."""
 
 HALF: tuple[tuple[int, PrefillConfig, PrefillConfig], ...] = (
     (64, PrefillConfig(64, 64, 4, 3), PrefillConfig(128, 64, 8, 3)),
@@ -85,15 +87,19 @@ def walk(
         else:
             k_pd = tl.load(key_pd)
             v_pd = tl.load(key_pd + VALUE_OFFSET)
-        score_mp = scaled(tl.dot(q_md, tl.trans(k_pd), input_precision=PRECISION), scale, cap, CAPPED)
+        score_mp = tl.dot(q_md, tl.trans(k_pd), input_precision=PRECISION)
+        if CAPPED:
+            score_mp = scaled(score_mp, scale, cap, CAPPED)
         if MASKED:
             visible_mp = position_p[None, :] <= position_m[:, None]
             if WINDOWED:
                 visible_mp = visible_mp & (position_p[None, :] > position_m[:, None] - window)
             score_mp = tl.where(visible_mp, score_mp, -float("inf"))
-        new_m = tl.maximum(greatest_m, tl.max(score_mp, 1))
+        # Scaled within the exponent: one multiply-add a score. The scale is positive.
+        factor = 1.0 if CAPPED else scale
+        new_m = tl.maximum(greatest_m, tl.max(score_mp, 1) * factor)
         rescale_m = tl.exp2(greatest_m - new_m)
-        weight_mp = tl.exp2(score_mp - new_m[:, None])
+        weight_mp = tl.exp2(score_mp * factor - new_m[:, None])
         sum_m = sum_m * rescale_m + tl.sum(weight_mp, 1)
         out_md = tl.dot(weight_mp.to(v_pd.dtype), v_pd, out_md * rescale_m[:, None], input_precision=PRECISION)
         greatest_m = new_m
@@ -102,23 +108,25 @@ def walk(
 
 
 @triton.jit(
-    do_not_specialize=["first_row", "window"],
+    do_not_specialize=["first_row", "num_tiles", "window", "table_stride"],
     do_not_specialize_on_alignment=["slot_ptr", "start_ptr", "length_ptr"],
 )
 def prefill_kernel(
     q_ptr, cache_ptr, table_ptr, slot_ptr, start_ptr, length_ptr, out_ptr,
-    scale, cap, window, first_row, q_stride, table_stride, block_stride,
+    scale, cap, window, first_row, num_tiles, table_stride,
+    q_stride: tl.constexpr, block_stride: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ROWS pairs of a row: pair i is query i // GROUP, head kv_head * GROUP + i % GROUP."""
-    row = first_row + tl.program_id(2)
-    head = tl.program_id(1)
+    # The last tiles see the most keys: those of all heads go first, or the row's end would wait for the last head's.
+    head = tl.program_id(0) % KV_HEADS
+    rank = tl.program_id(0) // KV_HEADS
+    row = first_row + rank // num_tiles
     start = tl.load(start_ptr + row)
     queries = tl.load(start_ptr + row + 1) - start
-    # The last tiles see the most keys: they go first.
-    pair_tile = tl.cdiv(queries * GROUP, ROWS) - 1 - tl.program_id(0)
+    pair_tile = tl.cdiv(queries * GROUP, ROWS) - 1 - rank % num_tiles
     if pair_tile >= 0:
         length = tl.load(length_ptr + row)
         table_row = table_ptr + tl.load(slot_ptr + row).to(tl.int64) * table_stride
@@ -194,19 +202,28 @@ def paged_prefill(
     count = num_rows - first_row
     config = choose_config(dim_pad, kv_cache.element_size(), count, max_query_len * group, kv_heads)
     factor, cap = score_factors(scale, soft_cap)
-    prefill_kernel[(triton.cdiv(max_query_len * group, config.rows), kv_heads, count)](
-        q_thd, kv_cache, block_table_sb, row_slot_r, query_start_r, kv_len_r, out_thd,
-        factor, cap, window, first_row, q_thd.stride(0), block_table_sb.stride(0), kv_cache.stride(0),
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        DIM=head_dim,
-        DIM_PAD=dim_pad,
-        BLOCK=block_size,
-        ROWS=config.rows,
-        TILE=config.tile,
-        WINDOWED=window > 0,
-        CAPPED=soft_cap > 0,
-        PRECISION="tf32x3" if kv_cache.dtype == torch.float32 else "tf32",
+    num_tiles = triton.cdiv(max_query_len * group, config.rows)
+    args = (q_thd, kv_cache, block_table_sb, row_slot_r, query_start_r, kv_len_r, out_thd)
+    numbers = (factor, cap, window, first_row, num_tiles, block_table_sb.stride(0))
+    constants = {
+        "q_stride": q_thd.stride(0),
+        "block_stride": kv_cache.stride(0),
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "DIM": head_dim,
+        "DIM_PAD": dim_pad,
+        "BLOCK": block_size,
+        "ROWS": config.rows,
+        "TILE": config.tile,
+        "WINDOWED": window > 0,
+        "CAPPED": soft_cap > 0,
+        "PRECISION": "tf32x3" if kv_cache.dtype == torch.float32 else "tf32",
+    }
+    launch(
+        prefill_kernel,
+        (num_tiles * kv_heads * count, 1, 1),
+        args + numbers,
+        constants,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-    )  # fmt: skip
+    )

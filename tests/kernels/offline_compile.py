@@ -44,6 +44,8 @@ class Compiled:
     wgmma: int
     mma: int
     async_copies: int
+    wide_loads: int
+    """Of 16 bytes a thread."""
 
 
 class Recorder:
@@ -115,6 +117,7 @@ def compile_launch(kernel: JITFunction[Any], arguments: dict[str, Any]) -> Compi
         ptx.count("wgmma.mma_async"),
         ptx.count("mma.sync"),
         ptx.count("cp.async.c"),
+        len(re.findall(r"ld\.global[.\w:]*\.v4\.b32|ld\.global[.\w:]*\.v2\.b64", ptx)),
     )
 
 

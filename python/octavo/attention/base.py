@@ -74,6 +74,9 @@ class AttentionBackend(Protocol):
     def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
         """Write k and v at `slot_mapping_t`, then return the attention output [t, h, d] in q's dtype."""
 
+    def attend_cached(self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
+        """`attend` after k and v have been written."""
+
 
 def dense_heads(x_thd: Tensor) -> Tensor:
     """The same numbers with each token's heads dense and tokens ascending in memory; a copy only if they are not.

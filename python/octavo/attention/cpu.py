@@ -40,12 +40,13 @@ class CpuAttention:
 
     def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
         """See `AttentionBackend.attend`. Tensors that the kernels can't read, or indices out of range: ValueError."""
-        cache = ctx.kv_cache[spec.layer]
-        expected = (cache.shape[0], 2, spec.num_kv_heads, ctx.block_size, spec.head_dim)
-        if cache.shape != expected or cache.dtype not in DTYPES:
-            raise ValueError(f"kv_cache must be {expected} in one of {list(DTYPES)}, not {cache.shape} {cache.dtype}")
+        cache = _cache(spec, ctx)
         self._write(spec, k_tgd, v_tgd, ctx, cache)
         return self._attend(spec, q_thd, ctx, cache)
+
+    def attend_cached(self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `AttentionBackend.attend_cached`; errors as those of `attend`."""
+        return self._attend(spec, q_thd, ctx, _cache(spec, ctx))
 
     def _write(self, spec: AttentionSpec, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext, cache: Tensor) -> None:
         num_tokens = ctx.slot_mapping_t.shape[0]
@@ -98,3 +99,12 @@ class CpuAttention:
             num_threads=self.num_threads,
         )
         return out
+
+
+def _cache(spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+    """The layer's cache, if the kernels can read it."""
+    cache = ctx.kv_cache[spec.layer]
+    expected = (cache.shape[0], 2, spec.num_kv_heads, ctx.block_size, spec.head_dim)
+    if cache.shape != expected or cache.dtype not in DTYPES:
+        raise ValueError(f"kv_cache must be {expected} in one of {list(DTYPES)}, not {cache.shape} {cache.dtype}")
+    return cache

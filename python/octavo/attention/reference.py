@@ -17,11 +17,14 @@ class ReferenceAttention:
 
     def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
         """See `AttentionBackend.attend`."""
-        cache = ctx.kv_cache[spec.layer]
-        write_kv(k_tgd, v_tgd, cache, ctx.slot_mapping_t)
+        write_kv(k_tgd, v_tgd, ctx.kv_cache[spec.layer], ctx.slot_mapping_t)
+        return self.attend_cached(spec, q_thd, ctx)
+
+    def attend_cached(self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `AttentionBackend.attend_cached`."""
         return paged_attention(
             q_thd,
-            cache,
+            ctx.kv_cache[spec.layer],
             ctx.block_table_sb,
             ctx.row_slot_r,
             ctx.query_start_r,

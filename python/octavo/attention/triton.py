@@ -27,9 +27,12 @@ class TritonAttention:
 
     def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
         """See `AttentionBackend.attend`."""
+        write_kv(dense_heads(k_tgd), dense_heads(v_tgd), ctx.kv_cache[spec.layer], ctx.slot_mapping_t)
+        return self.attend_cached(spec, dense_heads(q_thd), ctx)
+
+    def attend_cached(self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `AttentionBackend.attend_cached`. A token's heads are dense in q; tokens may lie apart."""
         cache = ctx.kv_cache[spec.layer]
-        q_thd = dense_heads(q_thd)
-        write_kv(dense_heads(k_tgd), dense_heads(v_tgd), cache, ctx.slot_mapping_t)
         out_thd = torch.empty(q_thd.shape, dtype=q_thd.dtype, device=q_thd.device)
         if q_thd.shape[0] > ctx.num_tokens:
             out_thd[ctx.num_tokens :].zero_()
