@@ -1,4 +1,5 @@
-"""The kernels between a layer's products without a GPU: numerics in the interpreter, and compilation for an H200."""
+"""The kernels between a layer's products without a GPU: numerics, alone and in models, in the interpreter, and
+compilation for an H200."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ SIZES = {
 """(model dim, MLP dim, query heads, KV heads, head dim, head norms)"""
 
 
-def test_numerics_in_the_interpreter() -> None:
-    """joins_interpreted.py, in a process that sets TRITON_INTERPRET before it imports triton."""
+@pytest.mark.parametrize("cases", ["joins_interpreted.py", "joined_model_cases.py"])
+def test_numerics_in_the_interpreter(cases: str) -> None:
+    """In a process that sets TRITON_INTERPRET before it imports triton."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "joins_interpreted.py"],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", cases],
         cwd=FOLDER,
         env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
         capture_output=True,

@@ -28,15 +28,16 @@ def gated(gate_up_t2i: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 class GatedActivation(nn.Module):
-    """`gated` with a named activation. ModelError for an unknown name."""
+    """`gated` with a named activation; a kernel may take the place of `run` (fused/joins.py). ModelError for an unknown
+    name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         if name not in ACTIVATIONS:
             raise ModelError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
         self.name = name
-        self.act = ACTIVATIONS[name]
+        self.run: Callable[[Tensor], Tensor] = partial(gated, act=ACTIVATIONS[name])
 
     def forward(self, gate_up_t2i: Tensor) -> Tensor:
         """[t, 2 * i] -> [t, i]."""
-        return gated(gate_up_t2i, self.act)
+        return self.run(gate_up_t2i)

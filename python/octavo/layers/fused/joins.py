@@ -1,0 +1,35 @@
+"""Fused kernels for what joins a model's products: they take the place of strings of torch ops in the layers' modules.
+
+For steps that the fused decode kernels (decode.py) do not run: prompts, mixed steps, many decode rows. Products stay
+what they are.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from octavo.kernels.triton.gated import gated_silu
+from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from octavo.layers.activation import GatedActivation
+from octavo.layers.norm import RMSNorm
+
+SILU = ("silu", "swish")
+
+
+def has_dependent_launches(device: torch.device) -> bool:
+    """Whether a kernel may be launched before the one ahead of it has ended (PDL, from sm_90)."""
+    is_cuda = device.type == "cuda" and torch.version.hip is None
+    return is_cuda and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def use_joins(model: nn.Module, *, pdl: bool) -> None:
+    """Give every norm and gated activation below `model` its kernel. `pdl`: as dependent launches."""
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            module.norm = partial(rms_norm, pdl=pdl)
+            module.add = partial(add_rms_norm, pdl=pdl)
+        elif isinstance(module, GatedActivation) and module.name in SILU:
+            module.run = partial(gated_silu, pdl=pdl)

@@ -1,0 +1,100 @@
+"""Attention straight from the qkv product: one kernel for head norms, rotation and KV write, then paged attention.
+
+Steps of decode rows only take the kernel that does all of it (decode_attention_fused), where it can.
+
+Shape suffixes: t tokens, o features of the qkv product, d head dim, h query heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.attention.base import ForwardContext
+from octavo.kernels.triton.decode_attention_fused import (
+    TILE,
+    AttentionLayer,
+    AttentionScratch,
+    DecodeRows,
+    HeadShape,
+    attend,
+    choose_splits,
+)
+from octavo.kernels.triton.rotate_write import rotate_write
+from octavo.layers.attention import Attention
+from octavo.layers.fused.support import HEAD_DIMS, MAX_GROUP, DeviceTraits
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rotary import Rotary
+
+
+class QkvAttention:
+    """An attention layer's kernels. Every dim of a head must be rotated (`fits`)."""
+
+    def __init__(
+        self, attention: Attention, q_norm: RMSNorm | None, k_norm: RMSNorm | None, rotary: Rotary, *, pdl: bool
+    ) -> None:
+        spec = attention.spec
+        self._attention, self._pdl = attention, pdl
+        q_gain_d, k_gain_d = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
+        self._layer = AttentionLayer(
+            heads=HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim),
+            scale=spec.scale,
+            window=spec.window,
+            q_gain_d=q_gain_d,
+            k_gain_d=k_gain_d,
+            norm_eps=q_norm.eps if q_norm is not None else 0.0,
+            rotary_table=rotary.table,
+        )
+        self._decodes = (
+            DeviceTraits.of(rotary.table.device).capability[0] == 9
+            and spec.head_dim in HEAD_DIMS
+            and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
+            and not spec.soft_cap
+        )
+
+    @staticmethod
+    def fits(attention: Attention, rotary: Rotary) -> bool:
+        """Whether the kernels can run the layer."""
+        return rotary.spec.rotary_dim == attention.spec.head_dim
+
+    def __call__(self, qkv_to: Tensor, cos_sin_td: Tensor, ctx: ForwardContext) -> Tensor:
+        """Write K and V, attend: [t, h * d]. Overwrites `qkv`."""
+        spec, layer = self._attention.spec, self._layer
+        cache = ctx.kv_cache[spec.layer]
+        only_decodes = ctx.num_tokens == ctx.num_rows == ctx.num_decode_rows == qkv_to.shape[0] > 0
+        if self._decodes and only_decodes and ctx.block_size == TILE and cache.dtype == qkv_to.dtype:
+            return self._decode(qkv_to, cache, ctx)
+        q_thd = rotate_write(
+            qkv_to,
+            cos_sin_td,
+            cache,
+            ctx.slot_mapping_t,
+            layer.q_gain_d,
+            layer.k_gain_d,
+            num_heads=spec.num_heads,
+            norm_eps=layer.norm_eps,
+            pdl=self._pdl,
+        )
+        return self._attention.backend.attend_cached(spec, q_thd, ctx).flatten(1)
+
+    def _decode(self, qkv_to: Tensor, cache: Tensor, ctx: ForwardContext) -> Tensor:
+        count, heads = ctx.num_rows, self._layer.heads
+        rows = DecodeRows(ctx.block_table_sb, ctx.row_slot_r[:count], ctx.kv_len_r[:count], ctx.max_kv_len)
+        out_to = torch.empty(count, heads.num_heads * heads.head_dim, dtype=qkv_to.dtype, device=qkv_to.device)
+        for launch in attend(self._layer, qkv_to, cache, rows, _scratch(rows, heads, ctx), out_to):
+            launch.run(pdl=self._pdl)
+        return out_to
+
+
+def _scratch(rows: DecodeRows, heads: HeadShape, ctx: ForwardContext) -> AttentionScratch:
+    """Room for the shares of split rows, made by the step's first layer and used by all."""
+    splits = choose_splits(rows.num_rows, heads.num_kv_heads, rows.max_kv_len)
+    parts = rows.num_rows * heads.num_kv_heads * heads.group_p2 * splits if splits > 1 else 1
+    device = rows.kv_len_r.device
+    tensors = []
+    for name, size in (("shares", parts * heads.head_dim), ("share_max", parts), ("share_sum", parts)):
+        key = f"{name}_{size}"
+        if key not in ctx.scratch:
+            ctx.scratch[key] = torch.empty(size, dtype=torch.float32, device=device)
+        tensors.append(ctx.scratch[key])
+    return AttentionScratch(*tensors)

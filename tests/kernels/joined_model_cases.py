@@ -1,0 +1,126 @@
+"""Prompts, chunks, mixed and decode steps of tiny models with fused kernels between the products, against their plain
+modules; run by test_joins.py in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fused_model_cases import FAMILIES
+from paged_steps import fill
+from torch import Tensor
+
+from octavo.attention.base import ForwardContext, make_backend
+from octavo.models.config import normalize_config
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 96,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    **FAMILIES,
+    "gelu": {**FAMILIES["llama"], "hidden_act": "gelu"},
+    "half-rotated": {**FAMILIES["qwen3"], "partial_rotary_factor": 0.5},
+    "head-dim-20": {**FAMILIES["llama"], "head_dim": 20},
+}
+STEPS = {
+    "prompts": [(40, 40), (3, 3)],
+    "chunks-and-decodes": [(1, 9), (1, 70), (18, 50), (5, 5)],
+    "decodes": [(1, 1), (1, 65), (1, 150), (1, 64)],
+}
+"""Rows (query length, kv length)."""
+
+
+def make_model(name: str) -> Decoder:
+    model = build_model(normalize_config(SIZES | MODELS[name]), dtype=torch.float32, device=torch.device("cpu"))
+    assert isinstance(model, Decoder)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        low, spread = (0.5, 1.0) if parameter.ndim == 1 else (0.0, parameter.shape[-1] ** -0.5)
+        parameter.copy_(low + spread * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def make_context(model: Decoder, rows: list[tuple[int, int]], block_size: int) -> tuple[ForwardContext, Tensor]:
+    """A step over random caches, and its token ids."""
+    generator = torch.Generator().manual_seed(len(rows))
+    spec = model.attention_specs[0]
+    blocks = 1 + sum(-(-length // block_size) for _, length in rows)
+    shape = (blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
+    table = torch.zeros(len(rows) + 2, 512 // block_size, dtype=torch.int32)
+    slots = torch.randperm(len(rows) + 2, generator=generator)[: len(rows)].tolist()
+    position, mapping, starts = fill(torch.zeros(shape), table, slots, rows, generator)
+    ctx = ForwardContext(
+        kv_cache=[torch.randn(shape, generator=generator) for _ in model.attention_specs],
+        block_table_sb=table,
+        row_slot_r=torch.tensor(slots, dtype=torch.int32),
+        query_start_r=torch.tensor(starts, dtype=torch.int32),
+        kv_len_r=torch.tensor([length for _, length in rows], dtype=torch.int32),
+        position_t=torch.tensor(position),
+        slot_mapping_t=torch.tensor(mapping),
+        block_size=block_size,
+        num_rows=len(rows),
+        num_decode_rows=sum(count == 1 for count, _ in rows),
+        num_tokens=starts[-1],
+        max_query_len=max(count for count, _ in rows),
+        max_kv_len=max(length for _, length in rows),
+    )
+    return ctx, torch.randint(0, 101, (starts[-1],), generator=generator)
+
+
+def check(model: Decoder, joined: Decoder, rows: list[tuple[int, int]], block_size: int) -> None:
+    """Hidden states and caches of one step."""
+    model.set_attention_backend(make_backend("reference"))
+    backend = make_backend("triton")
+    joined.set_attention_backend(backend)
+    results = []
+    for each in (model, joined):
+        ctx, token_id_t = make_context(model, rows, block_size)
+        backend.prepare(ctx)
+        results.append((each.forward(token_id_t, ctx.position_t, ctx), ctx.kv_cache))
+    (want, want_caches), (got, caches) = results
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+    for cache, want_cache in zip(caches, want_caches, strict=True):
+        torch.testing.assert_close(cache, want_cache, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [(name, "chunks-and-decodes") for name in MODELS] + [("qwen3", "prompts"), ("llama", "decodes")]
+)
+@torch.inference_mode()
+def test_steps(name: str, step: str) -> None:
+    model, joined = make_model(name), make_model(name)
+    joined.use_joins()
+    fused = [block.attention.fused for block in joined.layers()]
+    assert all(kernel is None for kernel in fused) == (name == "half-rotated")
+    check(model, joined, STEPS[step], block_size=16)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
+@torch.inference_mode()
+def test_decode_steps_by_the_one_kernel(name: str) -> None:
+    """As on Hopper."""
+    model, joined = make_model(name), make_model(name)
+    joined.use_joins()
+    for block in joined.layers():
+        assert block.attention.fused is not None
+        block.attention.fused._decodes = True
+    check(model, joined, STEPS["decodes"], block_size=64)
+    check(model, joined, STEPS["chunks-and-decodes"], block_size=64)
+
+
+def test_models_are_plain_on_cpu() -> None:
+    assert all(block.attention.fused is None for block in make_model("llama").layers())
