@@ -1,7 +1,8 @@
 """Matrix times one vector (decode of a single sequence): y[n] = sum_k W[n, k] x[k], with the work around it fused in.
 
 A program owns BLOCK_N rows of W and walks along k. Its first block of weights is on its way to registers before the
-wait for the producer of x, so that the memory system never idles between kernels. More than one vector: ring_gemm.py.
+wait for the producer of x, so that the memory system never idles between kernels. Weights in e4m3 are widened in
+registers (the vector stays as it is). More than one vector: ring_gemm.py.
 
 Epilogues and the residual stream: skinny_linear.py, which describes the launches.
 """
@@ -16,6 +17,7 @@ import triton.language as tl
 def gemv(
     x_k,
     weight_nk,
+    scale_n,
     bias_n,
     y_n,
     residual_n,
@@ -32,6 +34,7 @@ def gemv(
     PARTIALS_P2: tl.constexpr,
     EPILOGUE: tl.constexpr,  # "store", "silu", "residual"
     HAS_BIAS: tl.constexpr,
+    FP8: tl.constexpr,  # weights in e4m3, one scale a row
     PDL: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -59,12 +62,16 @@ def gemv(
         if EPILOGUE == "silu":
             products_up += tl.load(weights + N * K + start).to(tl.float32) * x
     acc = tl.sum(products, 1) * scale
+    if FP8:
+        acc *= tl.load(scale_n + n)
     if HAS_BIAS:
         acc += tl.load(bias_n + n).to(tl.float32)
     if EPILOGUE == "store":
         tl.store(y_n + n, acc.to(y_n.dtype.element_ty))
     elif EPILOGUE == "silu":
         up = tl.sum(products_up, 1) * scale
+        if FP8:
+            up *= tl.load(scale_n + N + n)
         if HAS_BIAS:
             up += tl.load(bias_n + N + n).to(tl.float32)
         tl.store(y_n + n, (acc / (1.0 + tl.exp(-acc)) * up).to(y_n.dtype.element_ty))

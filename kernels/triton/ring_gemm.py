@@ -3,7 +3,8 @@
 Bound by reading W, so everything serves one end: loads of W in flight at all times. A program owns BLOCK_N rows of W
 and keeps a ring of STAGES blocks in shared memory, filled by the tensor memory accelerator and multiplied by wgmma;
 the weights of the whole ring are requested BEFORE the wait for the kernel that makes x. That order is why this is
-Gluon: Triton's pipeliner would tie both operands' loads together. Not for prompts (x is not tiled along m).
+Gluon: Triton's pipeliner would tie both operands' loads together. Not for prompts (x is not tiled along m). Operands
+are both bf16, or both e4m3 with scales that the epilogue applies.
 
 Epilogues and the residual stream: skinny_linear.py, which describes the launches.
 
@@ -30,6 +31,8 @@ def epilogue(
     acc_rc,
     up_rc,
     scale_m,
+    scale_rc,
+    up_scale_rc,
     residual_rc,
     row_n,
     row_m,
@@ -47,19 +50,24 @@ def epilogue(
     PARTIALS: gl.constexpr,
     EPILOGUE: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    FP8: gl.constexpr,
     N_AXIS: gl.constexpr,
 ):
-    """Finish a whole accumulator: scale rows, add bias, apply what EPILOGUE says, store."""
+    """Finish a whole accumulator: scale it, add bias, apply what EPILOGUE says, store."""
     is_real = row_m < num_rows
     place = row_m * N + row_n
-    if PARTIALS > 0:
+    if FP8:
+        acc_rc = acc_rc * scale_rc
+    if PARTIALS > 0 or FP8:
         acc_rc = acc_rc * gl.expand_dims(scale_m, N_AXIS)
     if HAS_BIAS:
         acc_rc = acc_rc + gl.load(bias_n + row_n).to(gl.float32)
     if EPILOGUE == "store":
         gl.store(y_mn + place, acc_rc.to(y_mn.dtype.element_ty), mask=is_real)
     elif EPILOGUE == "silu":
-        if PARTIALS > 0:
+        if FP8:
+            up_rc = up_rc * up_scale_rc
+        if PARTIALS > 0 or FP8:
             up_rc = up_rc * gl.expand_dims(scale_m, N_AXIS)
         if HAS_BIAS:
             up_rc = up_rc + gl.load(bias_n + N + row_n).to(gl.float32)
@@ -105,6 +113,8 @@ def multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES: gl.constexpr, SWAP_A
 def ring_gemm(
     x_desc,
     weight_desc,
+    x_scale_m,
+    scale_n,
     bias_n,
     y_mn,
     residual_mn,
@@ -127,6 +137,7 @@ def ring_gemm(
     PARTIALS_P2: gl.constexpr,
     EPILOGUE: gl.constexpr,  # "store", "silu", "residual"
     HAS_BIAS: gl.constexpr,
+    FP8: gl.constexpr,  # both operands in e4m3: one scale a row of x, one a row of W
     SWAP_AB: gl.constexpr,
     WARPS: gl.constexpr,
     PDL: gl.constexpr,
@@ -136,7 +147,8 @@ def ring_gemm(
     STEPS: gl.constexpr = K // SPLIT_K // BLOCK_K
     MATRICES: gl.constexpr = 2 if EPILOGUE == "silu" else 1
     FILL: gl.constexpr = STAGES if STAGES < STEPS else STEPS
-    SLOT_BYTES: gl.constexpr = 2 * (MATRICES * BLOCK_N + BLOCK_M) * BLOCK_K
+    ITEM_BYTES: gl.constexpr = 1 if FP8 else 2
+    SLOT_BYTES: gl.constexpr = ITEM_BYTES * (MATRICES * BLOCK_N + BLOCK_M) * BLOCK_K
     n0 = tile * BLOCK_N
     k0 = split * (K // SPLIT_K)
     w_ring = gl.allocate_shared_memory(weight_desc.dtype, [STAGES * MATRICES, BLOCK_N, BLOCK_K], weight_desc.layout)
@@ -157,7 +169,9 @@ def ring_gemm(
     N_AXIS: gl.constexpr = 0 if SWAP_AB else 1
     R: gl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
     C: gl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, C if C < 256 else 256, 16])
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [WARPS, 1], [16, C if C < 256 else 256, 32 // ITEM_BYTES]
+    )
     if SWAP_AB:
         out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
     else:
@@ -183,6 +197,13 @@ def ring_gemm(
         is_part = (p < PARTIALS) & (row_m < num_rows)
         squares_m = gl.sum(gl.load(squares_in + p * BLOCK_M + row_m, mask=is_part, other=0.0), N_AXIS)
         scale_m = gl.rsqrt(squares_m / K + eps)
+    scale_rc = scale_m
+    up_scale_rc = scale_m
+    if FP8:
+        x_scale = gl.load(x_scale_m + m, mask=m < num_rows, other=0.0)
+        scale_m = scale_m * x_scale if PARTIALS > 0 else x_scale
+        scale_rc = gl.load(scale_n + row_n)
+        up_scale_rc = gl.load(scale_n + N + row_n) if MATRICES == 2 else scale_rc
     residual_rc = scale_m
     if EPILOGUE == "residual":
         residual_rc = gl.load(residual_mn + row_m * N + row_n, mask=row_m < num_rows, other=0.0)
@@ -220,6 +241,8 @@ def ring_gemm(
             acc_rc,
             up_rc,
             scale_m,
+            scale_rc,
+            up_scale_rc,
             residual_rc,
             row_n,
             row_m,
@@ -237,5 +260,6 @@ def ring_gemm(
             PARTIALS,
             EPILOGUE,
             HAS_BIAS,
+            FP8,
             N_AXIS,
         )

@@ -7,6 +7,9 @@ its output rows by 1 / rms, since (x * gain / rms) W^T = (x * gain) W^T / rms. N
 Epilogues: "store" y (bf16 or fp32); "silu" y = silu(gate) * up, where W stacks gate above up; "residual" residual +=
 product, with `gained` and the sums of squares for the next norm.
 
+**fp8.** A matrix in e4m3 has one scale a row. One row of x is multiplied as it is (its bytes do not count); more rows
+are quantized first, each with a scale of its own, by the launch that `quantized` gives (quantize_rows.py).
+
 Shape suffixes: m rows, n output features, k input features, p partial sums, f flat.
 """
 
@@ -21,8 +24,10 @@ import torch
 import triton
 from torch import Tensor
 
+from octavo.kernels.reference.quantize_rows import FP8
 from octavo.kernels.triton.gemv import gemv
 from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.quantize_rows import quantize_launch
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, Config, Gemv, Ring, bucket_for, choose
 
 
@@ -67,20 +72,53 @@ class SplitScratch:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """`MAX_ROWS` rows on their way into an fp8 product; one step's products take turns on it."""
+
+    number_f: Tensor
+    """e4m3."""
+    scale_m: Tensor
+    """fp32."""
+
+    @classmethod
+    def allocate(cls, width: int, device: torch.device) -> QuantizedRows:
+        """For rows of at most `width`."""
+        numbers = torch.zeros(MAX_ROWS * width, dtype=FP8, device=device)
+        return cls(numbers, torch.zeros(MAX_ROWS, dtype=torch.float32, device=device))
+
+    def numbers(self, num_rows: int, width: int) -> Tensor:
+        """The place of such rows [m, k], dense."""
+        return self.number_f[: num_rows * width].view(num_rows, width)
+
+
+@dataclass(frozen=True, slots=True)
 class SkinnyLinear:
-    """A weight matrix [n, k] (gate_up: [2 n, k]), its bias [rows] or None, and how each bucket multiplies it."""
+    """A weight matrix [n, k] (gate_up: [2 n, k]), its bias [rows] or None, and how each bucket multiplies it.
+
+    A matrix in e4m3 comes with the scales of its rows (fp32) and a place for quantized rows of x.
+    """
 
     op: str
     weight: Tensor
     bias: Tensor | None
     configs: dict[int, Config]
+    scale: Tensor | None = None
+    rows: QuantizedRows | None = None
 
     @classmethod
-    def make(cls, op: str, weight: Tensor, bias: Tensor | None) -> SkinnyLinear:
+    def make(
+        cls,
+        op: str,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: Tensor | None = None,
+        rows: QuantizedRows | None = None,
+    ) -> SkinnyLinear:
         """Look the shape up. The shape must be one that `supports` accepts."""
         n, k = output_features(op, weight.shape[0]), weight.shape[1]
-        found = {bucket: choose(op, n, k, bucket) for bucket in BUCKETS}
-        return cls(op, weight, bias, {bucket: config for bucket, config in found.items() if config is not None})
+        found = {bucket: choose(op, n, k, bucket, fp8=scale is not None) for bucket in BUCKETS}
+        configs = {bucket: config for bucket, config in found.items() if config is not None}
+        return cls(op, weight, bias, configs, scale, rows)
 
     @property
     def n(self) -> int:
@@ -103,6 +141,15 @@ def output_features(op: str, weight_rows: int) -> int:
 def supports(op: str, n: int, k: int) -> bool:
     """Whether every bucket has a configuration for the shape."""
     return all(choose(op, n, k, bucket) is not None for bucket in BUCKETS)
+
+
+def quantized(linear: SkinnyLinear, x_mk: Tensor) -> list[Launch]:
+    """What must run between the maker of x and the product with it: nothing, or x's quantization."""
+    num_rows = x_mk.shape[0]
+    if linear.scale is None or isinstance(linear.configs[bucket_for(num_rows)], Gemv):
+        return []
+    assert linear.rows is not None, "an fp8 matrix comes with a place for quantized rows"
+    return [quantize_launch(x_mk, linear.rows.numbers(num_rows, linear.k), linear.rows.scale_m)]
 
 
 def store(linear: SkinnyLinear, x_mk: Tensor, y_mn: Tensor, stream: ResidualStream, partials: int = 0) -> Launch:
@@ -134,7 +181,7 @@ def _ring_parts() -> tuple[Any, Callable[[Tensor, list[int]], Any]]:
     from octavo.kernels.triton.ring_gemm import ring_gemm
 
     def describe(matrix: Tensor, block: list[int]) -> Any:
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * matrix.element_size(), rank=2)
         return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block, layout)
 
     return ring_gemm, describe
@@ -155,6 +202,7 @@ def _launch(
     config = linear.configs[bucket_for(num_rows)]
     squares_f = stream.squares_f
     args: dict[str, Any] = {
+        "scale_n": squares_f if linear.scale is None else linear.scale,
         "bias_n": linear.weight if linear.bias is None else linear.bias,
         "gain_n": linear.weight if gain_n is None else gain_n,
         "squares_in": squares_f,
@@ -170,6 +218,7 @@ def _launch(
         "PARTIALS_P2": triton.next_power_of_2(max(partials, 1)),
         "EPILOGUE": epilogue,
         "HAS_BIAS": linear.bias is not None,
+        "FP8": linear.scale is not None,
     }
     tiles = linear.n // config.block_n
     if isinstance(config, Gemv):
@@ -179,7 +228,11 @@ def _launch(
         )
     kernel, describe = _ring_parts()
     assert config.split_k == 1 or split is not None, "only the residual epilogue may split k"
+    x_scale_m = squares_f
+    if linear.rows is not None:
+        x_mk, x_scale_m = linear.rows.numbers(num_rows, linear.k), linear.rows.scale_m
     args |= {
+        "x_scale_m": x_scale_m,
         "x_desc": describe(x_mk, [config.block_m, config.block_k]),
         "weight_desc": describe(linear.weight, [config.block_n, config.block_k]),
         "y_mn": y_mn,

@@ -25,7 +25,7 @@ class Gemv:
     block_k: int
     warps: int
 
-    def fits(self, op: str, n: int, k: int) -> bool:
+    def fits(self, op: str, n: int, k: int, item_bytes: int = 2) -> bool:
         """Blocks cover the matrix exactly."""
         return n % self.block_n == 0 and k % self.block_k == 0
 
@@ -42,15 +42,15 @@ class Ring:
     swap: bool
     warps: int
 
-    def shared_bytes(self, op: str) -> int:
+    def shared_bytes(self, op: str, item_bytes: int = 2) -> int:
         """Of the ring; barriers come on top."""
         matrices = 2 if op == "gate_up" else 1
-        return 2 * self.stages * (matrices * self.block_n + self.block_m) * self.block_k
+        return item_bytes * self.stages * (matrices * self.block_n + self.block_m) * self.block_k
 
-    def fits(self, op: str, n: int, k: int) -> bool:
+    def fits(self, op: str, n: int, k: int, item_bytes: int = 2) -> bool:
         """Blocks cover the matrix exactly and the ring fits on chip."""
         covered = n % self.block_n == 0 and k % (self.split_k * self.block_k) == 0
-        return covered and self.shared_bytes(op) + 1024 <= SHARED_BYTES
+        return covered and self.shared_bytes(op, item_bytes) + 1024 <= SHARED_BYTES
 
 
 Config = Gemv | Ring
@@ -132,6 +132,40 @@ TABLE: Final[dict[tuple[str, int, int], dict[int, Config]]] = {
     },
 }
 
+FP8_TABLE: Final[dict[tuple[str, int, int], dict[int, Config]]] = {
+    # Llama-3.1-8B
+    ("qkv", 6144, 4096): {
+        1: Gemv(16, 512, 8),
+        16: Ring(16, 64, 256, 1, 4, True, 4),
+        32: Ring(32, 64, 256, 1, 4, True, 4),
+        64: Ring(64, 64, 256, 1, 4, True, 4),
+        128: Ring(128, 64, 256, 1, 4, True, 4),
+    },
+    ("o", 4096, 4096): {
+        1: Gemv(8, 1024, 4),
+        16: Ring(16, 64, 256, 1, 4, True, 4),
+        32: Ring(32, 64, 256, 1, 4, True, 4),
+        64: Ring(64, 64, 256, 1, 4, True, 4),
+        128: Ring(128, 64, 256, 2, 4, True, 4),
+    },
+    ("gate_up", 14336, 4096): {
+        1: Gemv(2, 4096, 4),
+        16: Ring(16, 64, 256, 1, 3, True, 4),
+        32: Ring(32, 64, 256, 1, 3, True, 4),
+        64: Ring(64, 64, 256, 1, 2, True, 4),
+        128: Ring(128, 128, 128, 1, 4, True, 8),
+    },
+    ("down", 4096, 14336): {
+        1: Gemv(8, 1024, 4),
+        16: Ring(16, 64, 256, 2, 5, True, 4),
+        32: Ring(32, 64, 256, 2, 5, True, 4),
+        64: Ring(64, 64, 256, 2, 4, True, 4),
+        128: Ring(128, 64, 256, 2, 4, True, 4),
+    },
+}
+"""Matrices in e4m3: one row of bf16 times them, or more rows in e4m3 too. Tuned at 1, 8 and 64 rows (context 1024);
+the entries of 32 and 128 are by analogy."""
+
 PLAIN: Final[dict[int, tuple[Config, ...]]] = {
     1: (Gemv(8, 512, 4), Gemv(8, 256, 4), Gemv(8, 128, 4)),
     16: (Ring(16, 64, 128, 1, 3, True, 4), Ring(16, 64, 64, 1, 6, True, 4)),
@@ -141,19 +175,29 @@ PLAIN: Final[dict[int, tuple[Config, ...]]] = {
 }
 """Fit every shape whose n and k are multiples of 64 (one row: of 8 and 128); taken when no measured one does."""
 
+FP8_PLAIN: Final[dict[int, tuple[Config, ...]]] = {
+    1: PLAIN[1],
+    16: (Ring(16, 64, 256, 1, 3, True, 4), Ring(16, 64, 128, 1, 6, True, 4)),
+    32: (Ring(32, 64, 256, 1, 3, True, 4), Ring(32, 64, 128, 1, 6, True, 4)),
+    64: (Ring(64, 64, 256, 1, 2, True, 4), Ring(64, 64, 128, 1, 4, True, 4)),
+    128: (Ring(128, 64, 128, 1, 4, True, 4),),
+}
+"""The same in e4m3; k must be a multiple of 128."""
+
 
 def bucket_for(num_rows: int) -> int:
     """The smallest bucket that holds the rows (at most MAX_ROWS)."""
     return next(bucket for bucket in BUCKETS if num_rows <= bucket)
 
 
-def choose(op: str, n: int, k: int, bucket: int) -> Config | None:
+def choose(op: str, n: int, k: int, bucket: int, *, fp8: bool = False) -> Config | None:
     """The configuration for a product of `op` at a bucket: that of the measured shape nearest in log n and log k among
-    those that fit this shape; None when the shape can't run."""
+    those that fit this shape; None when the shape can't run. `fp8`: the matrix is in e4m3."""
+    table, plain, item_bytes = (FP8_TABLE, FP8_PLAIN, 1) if fp8 else (TABLE, PLAIN, 2)
 
     def distance(shape: tuple[str, int, int]) -> float:
         return abs(math.log(shape[1] / n)) + abs(math.log(shape[2] / k))
 
-    near = sorted((shape for shape in TABLE if shape[0] == op), key=distance)
-    candidates = (*(TABLE[shape][bucket] for shape in near), *PLAIN[bucket])
-    return next((config for config in candidates if config.fits(op, n, k)), None)
+    near = sorted((shape for shape in table if shape[0] == op), key=distance)
+    candidates = (*(table[shape][bucket] for shape in near), *plain[bucket])
+    return next((config for config in candidates if config.fits(op, n, k, item_bytes)), None)

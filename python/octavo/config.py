@@ -47,6 +47,11 @@ class ModelConfig:
         "Type of weights and activations; auto: bfloat16 where the device computes in it, else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantization: str = option(
+        "auto",
+        "Weights of linear layers: auto as the checkpoint has them, none in --dtype, fp8 in 8 bits (rounded at load).",
+        choices=("auto", "none", "fp8"),
+    )
     load_format: str = option(
         "auto",
         "auto reads the checkpoint; dummy makes random weights from config.json alone.",

@@ -39,9 +39,9 @@ def compile_once(launch: Launch) -> Compiled:
     return seen[launch.variant]
 
 
-def step_launches(sizes: Sizes, rows: int) -> list[Launch]:
+def step_launches(sizes: Sizes, rows: int, *, fp8: bool = False) -> list[Launch]:
     """Two layers (their inputs differ: embedding, then a block) and the head."""
-    weights = make_weights(sizes, layers=2, device="meta", max_len=1024)
+    weights = make_weights(sizes, layers=2, device="meta", max_len=1024, fp8=fp8)
     decode = FusedDecode(weights)
     launches = []
     for max_kv_len in LENGTHS:
@@ -56,9 +56,13 @@ def step_launches(sizes: Sizes, rows: int) -> list[Launch]:
 
 
 @pytest.mark.parametrize("rows", BUCKETS)
-@pytest.mark.parametrize("model", MODELS)
-def test_step_compiles_without_spills(model: str, rows: int) -> None:
-    for launch in step_launches(MODELS[model], rows):
+@pytest.mark.parametrize(
+    ("model", "fp8"), [*((model, False) for model in MODELS), ("llama-8b", True), ("qwen3-0.6b", True)]
+)
+def test_step_compiles_without_spills(model: str, fp8: bool, rows: int) -> None:
+    launches = step_launches(MODELS[model], rows, fp8=fp8)
+    assert any(launch.constants.get("FP8") for launch in launches) == fp8
+    for launch in launches:
         compiled = compile_once(launch)
         assert compiled.spill_bytes == 0, launch
         assert compiled.registers <= MAX_REGISTERS
@@ -94,7 +98,8 @@ def check_ring(launch: Launch, compiled: Compiled) -> None:
     constants = launch.constants
     matrices = 2 if constants["EPILOGUE"] == "silu" else 1
     rows = constants["BLOCK_N"] if constants["SWAP_AB"] else constants["BLOCK_M"]
-    instructions = matrices * (constants["BLOCK_K"] // 16) * max(1, rows // (16 * constants["WARPS"]))
+    depth = 32 if constants["FP8"] else 16
+    instructions = matrices * (constants["BLOCK_K"] // depth) * max(1, rows // (16 * constants["WARPS"]))
     assert compiled.num_wgmma == instructions, launch
     assert compiled.num_mma == 0
     programs = min(2, SHARED_BYTES // compiled.shared_bytes)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.base import AttentionSpec, ForwardContext
+from octavo.kernels.reference.quantize_rows import quantize_rows
 from octavo.layers.fused.base import BlockWeights, DecoderWeights, Weights
 
 BLOCK_SIZE = 64
@@ -34,8 +35,10 @@ QWEN3_8B = Sizes(4096, 12288, 32, 8, 128, 151936, 36, True)
 QWEN3_06B = Sizes(1024, 3072, 16, 8, 128, 151936, 28, True, tied=True)
 
 
-def make_weights(sizes: Sizes, *, layers: int, device: str, max_len: int, bias: bool = False) -> DecoderWeights:
-    """Random weights: products keep their input's size, gains are near 1."""
+def make_weights(
+    sizes: Sizes, *, layers: int, device: str, max_len: int, bias: bool = False, fp8: bool = False
+) -> DecoderWeights:
+    """Random weights: products keep their input's size, gains are near 1. `fp8`: matrices of blocks are in e4m3."""
 
     def matrix(n: int, k: int) -> Tensor:
         return torch.empty(n, k, dtype=torch.bfloat16, device=device).normal_(0, k**-0.5)
@@ -44,6 +47,9 @@ def make_weights(sizes: Sizes, *, layers: int, device: str, max_len: int, bias: 
         return torch.empty(n, dtype=torch.bfloat16, device=device).uniform_(0.5, 1.5)
 
     def product(n: int, k: int) -> Weights:
+        if fp8:
+            number_nk, scale_n = quantize_rows(matrix(n, k))
+            return Weights(number_nk, gain(n) if bias else None, scale_n)
         return Weights(matrix(n, k), gain(n) if bias else None)
 
     query, key = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim

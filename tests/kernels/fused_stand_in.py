@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.kernels.reference.quantize_rows import dequantize_rows
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear
 from octavo.kernels.triton.launch import Launch
 
@@ -24,6 +25,8 @@ def ring_gemm(args: dict[str, Any], constants: dict[str, Any]) -> None:
     """What kernels/triton/ring_gemm.py computes."""
     rows, stride = args["num_rows"], constants["BLOCK_M"]
     x_mk, weight = args["x_desc"].base.float(), args["weight_desc"].base
+    if constants["FP8"]:
+        x_mk, weight = dequantize_rows(x_mk, args["x_scale_m"][:rows]), dequantize_rows(weight, args["scale_n"])
     assert x_mk.shape == (rows, constants["K"])
     partials = constants["PARTIALS"]
     bias = args["bias_n"] if constants["HAS_BIAS"] else None

@@ -8,7 +8,7 @@ Shape suffixes: t tokens, i input features, o output features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -25,6 +25,9 @@ class LinearMethod(Protocol):
     def slots(self, layer: Linear) -> dict[str, Tensor]:
         """Checkpoint name -> the part of a parameter that it fills, for every tensor of the layer."""
 
+    def finish(self, layer: Linear) -> None:
+        """Called once, when every slot is filled; may change how the layer keeps its weights."""
+
     def apply(self, layer: Linear, x_ti: Tensor) -> Tensor:
         """The product [t, o]."""
 
@@ -36,6 +39,7 @@ class Dense:
         """See `LinearMethod.create`."""
         shape = (layer.out_features, layer.in_features)
         layer.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        layer.weight_scale = None
         layer.bias = None
         if layer.has_bias:
             layer.bias = nn.Parameter(torch.empty(shape[:1], dtype=dtype, device=device), requires_grad=False)
@@ -51,6 +55,9 @@ class Dense:
             start += size
         return found
 
+    def finish(self, layer: Linear) -> None:
+        """See `LinearMethod.finish`: nothing to do."""
+
     def apply(self, layer: Linear, x_ti: Tensor) -> Tensor:
         """See `LinearMethod.apply`."""
         return F.linear(x_ti, layer.weight, layer.bias)
@@ -59,10 +66,21 @@ class Dense:
 DENSE = Dense()
 
 
+def dense(layer: Linear) -> LinearMethod:
+    """The choice of `Dense` for every layer."""
+    return DENSE
+
+
+Choice = Callable[["Linear"], LinearMethod]
+"""Which method a layer (sizes and shards are known, no parameter yet) uses."""
+
+
 class Linear(nn.Module):
     """x W^T + b. `shards` maps checkpoint names to their output features, in stacking order."""
 
     weight: nn.Parameter
+    weight_scale: nn.Parameter | None
+    """fp32 [o] of a weight in e4m3."""
     bias: nn.Parameter | None
 
     def __init__(
@@ -73,15 +91,16 @@ class Linear(nn.Module):
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
-        method: LinearMethod = DENSE,
+        choose: Choice = dense,
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.shards = dict(shards)
         self.out_features = sum(self.shards.values())
         self.has_bias = bias
-        self.method = method
-        method.create(self, dtype, device)
+        self.dtype = dtype
+        self.method = choose(self)
+        self.method.create(self, dtype, device)
 
     def slots(self) -> dict[str, Tensor]:
         """Where each checkpoint tensor of this layer goes."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.layers.quant.stored import Quantization
+from octavo.models.quantization import read_quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,20 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A decoder's mixtures of experts: of each token the `top_k` that a softmax router likes best."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    """Of one expert."""
+    renormalize: bool
+    """The weights of the chosen are divided by their sum."""
+    is_sparse: tuple[bool, ...]
+    """Of each layer: it has experts (otherwise a plain MLP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +82,10 @@ class NormalConfig:
     eos_token_ids: tuple[int, ...]
     raw: Mapping[str, Any] = field(repr=False, compare=False, hash=False)
     """The whole config.json, as read."""
+    quantization: Quantization | None = None
+    """How the checkpoint keeps linear layers; None: plainly."""
+    experts: ExpertsConfig | None = None
+    """Of the families in EXPERT_FAMILIES."""
 
 
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -80,6 +100,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "rope_theta": ("rotary_emb_base",),
     "partial_rotary_factor": ("rotary_pct",),
     "dtype": ("torch_dtype",),
+    "num_experts": ("num_local_experts",),
 }
 """Our name of a field -> other spellings, tried in order."""
 
@@ -88,6 +109,8 @@ DEFAULT_ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
 }
 """For a config.json without `architectures`."""
 
@@ -108,6 +131,26 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "use_sliding_window": False,
         "max_window_layers": 28,
         "head_dim": 128,
+    },
+    "qwen3_moe": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+    },
+    "mixtral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
     },
     "gemma": {
         "max_position_embeddings": 8192,
@@ -147,6 +190,9 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
 GLOBAL_DEFAULTS: dict[str, Any] = {"norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
 
 DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
+
+EXPERT_FAMILIES = ("qwen3_moe", "mixtral")
+"""Whose experts are read into `NormalConfig.experts`."""
 
 UNSUPPORTED_LAYER_TYPES = ("chunked_attention", "linear_attention", "recurrent", "mamba")
 
@@ -192,7 +238,6 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
     `generation_config` adds its EOS ids. ModelError names the field that is missing or senseless.
     """
     reader = _Reader(raw)
-    _check_quantization(reader)
     heads = reader.integer("num_attention_heads")
     hidden = reader.integer("hidden_size")
     layers = reader.integer("num_hidden_layers")
@@ -219,23 +264,15 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=attention_bias and family != "qwen2",
         mlp_bias=bool(reader.get("mlp_bias", False)),
-        qk_norm=family in ("qwen3", "gemma3_text", "olmo2"),
+        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text", "olmo2"),
         layer_windows=_layer_windows(reader, layers),
         dtype=_dtype(reader),
         bos_token_id=next(iter(_token_ids(reader.get("bos_token_id"), "bos_token_id")), None),
         eos_token_ids=_eos_token_ids(reader, generation_config or {}),
         raw=raw,
+        experts=_experts(reader, layers) if family in EXPERT_FAMILIES else None,
+        quantization=read_quantization(reader.raw),
     )
-
-
-def _check_quantization(reader: _Reader) -> None:
-    quantization = reader.raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        raise ModelError(
-            f"config.json: weights are quantized ({method}), which this version does not read; "
-            "use the unquantized checkpoint or a .gguf of it"
-        )
 
 
 def _architecture(raw: Mapping[str, Any], model_type: str) -> str:
@@ -328,6 +365,24 @@ def _layer_windows(reader: _Reader, layers: int) -> tuple[int, ...]:
     window = reader.integer("sliding_window")
     slides = _window_rule(reader)
     return tuple(window if slides(i) else 0 for i in range(layers))
+
+
+def _experts(reader: _Reader, layers: int) -> ExpertsConfig:
+    """Layer i has experts if i + 1 is a multiple of `decoder_sparse_step` and `mlp_only_layers` does not name it."""
+    num_experts, top_k = reader.integer("num_experts"), reader.integer("num_experts_per_tok")
+    if top_k > num_experts:
+        raise ModelError(f"config.json: num_experts_per_tok {top_k} is more than there are experts ({num_experts})")
+    dense = reader.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in dense):
+        raise ModelError(f"config.json: mlp_only_layers is {dense!r}, not a list of layer numbers")
+    step = reader.integer("decoder_sparse_step", 1)
+    return ExpertsConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=reader.integer("moe_intermediate_size", reader.integer("intermediate_size")),
+        renormalize=bool(reader.get("norm_topk_prob")),
+        is_sparse=tuple((i + 1) % step == 0 and i not in dense for i in range(layers)),
+    )
 
 
 def _window_rule(reader: _Reader) -> Callable[[int], bool]:

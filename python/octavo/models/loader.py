@@ -65,21 +65,31 @@ def load_model(
     seed: int = 0,
     max_model_len: int | None = None,
     decode_kernels: str = "auto",
+    quantization: str = "none",
     progress: Progress | None = None,
 ) -> CausalLM:
     """Build the model and fill it: from the checkpoint, or (`load_format` "dummy") at random from `seed`.
 
-    `max_model_len` is the longest sequence that will be served, `decode_kernels` the option of that name. ModelError:
-    unsupported architecture, or missing, extra or wrongly shaped tensors.
+    `max_model_len` is the longest sequence that will be served, `decode_kernels` the option of that name,
+    `quantization` how linear layers keep their weights (see `build_model`). ModelError: unsupported architecture, or
+    missing, extra or wrongly shaped tensors.
     """
     from octavo.models.registry import build_model
     from octavo.models.weights import init_dummy_weights
 
-    model = build_model(normal, dtype=dtype, device=device, max_model_len=max_model_len, decode_kernels=decode_kernels)
+    model = build_model(
+        normal,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        decode_kernels=decode_kernels,
+        quantization=quantization,
+    )
     if load_format == "dummy":
         init_dummy_weights(model, seed)
         if progress is not None:
             progress("weights", 1.0)
     else:
-        model.load_weights(iter_tensors(source, dtype=dtype, progress=progress))
+        as_type = dtype if normal.quantization is None else None  # scales keep their type
+        model.load_weights(iter_tensors(source, dtype=as_type, progress=progress))
     return model

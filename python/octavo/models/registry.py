@@ -4,12 +4,15 @@ transformers_backend.py. Whatever can't run is refused here, before a weight is 
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 
 import torch
 from torch import nn
 
 from octavo.errors import ModelError
+from octavo.layers.linear import DENSE, Choice, Linear, LinearMethod, dense
+from octavo.layers.quant.methods import find_method, fits
 from octavo.models.base import CausalLM
 from octavo.models.config import NormalConfig
 from octavo.models.decoder import Decoder, Family
@@ -19,6 +22,8 @@ NATIVE = {
     "MistralForCausalLM": "octavo.models.mistral:FAMILY",
     "Qwen2ForCausalLM": "octavo.models.qwen2:FAMILY",
     "Qwen3ForCausalLM": "octavo.models.qwen3:FAMILY",
+    "Qwen3MoeForCausalLM": "octavo.models.qwen3_moe:FAMILY",
+    "MixtralForCausalLM": "octavo.models.mixtral:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 
@@ -35,35 +40,74 @@ def build_model(
     device: torch.device,
     max_model_len: int | None = None,
     decode_kernels: str = "auto",
+    quantization: str = "none",
 ) -> CausalLM:
     """The model (an nn.Module too) with parameters allocated on `device`, uninitialised.
 
     `max_model_len` is the longest sequence that will be served (rotary tables reach that far; types whose frequencies
-    depend on the length use it); None: the config's. `decode_kernels` is for native models (see `Decoder`). ModelError
-    for an architecture that can't run.
+    depend on the length use it); None: the config's. `decode_kernels` is for native models (see `Decoder`).
+    `quantization` is how linear layers keep their weights: "none" in `dtype`, or a name of layers/quant/methods.py;
+    layers that the checkpoint leaves unquantized stay so. ModelError for an architecture that can't run.
     """
     check_supported(config)
     max_length = max_model_len or config.max_position_embeddings
     if is_native(config.architecture):
         module, attribute = NATIVE[config.architecture].split(":")
         family: Family = getattr(import_module(module), attribute)
-        return Decoder(family, config, dtype=dtype, device=device, max_length=max_length, decode_kernels=decode_kernels)
+        return Decoder(
+            family,
+            config,
+            dtype=dtype,
+            device=device,
+            max_length=max_length,
+            choose_under=partial(choose_method, config, quantization),
+            decode_kernels=decode_kernels,
+        )
     if decode_kernels == "fused":
         raise ModelError(f"--decode-kernels fused can't run {config.architecture}: use auto or plain")
+    if quantization != "none":
+        raise ModelError(f"--quantization {quantization} can't run {config.architecture}: use none")
     from octavo.models.transformers_backend import TransformersModel  # imports Transformers: seconds
 
     return TransformersModel(config, dtype=dtype, device=device, max_length=max_length)
 
 
 def check_supported(config: NormalConfig) -> None:
-    """ModelError for an encoder-decoder (quantized checkpoints are refused by `normalize_config`)."""
+    """ModelError for an encoder-decoder (unknown quantizations are refused by `normalize_config`)."""
     if config.raw.get("is_encoder_decoder"):
         raise ModelError(f"{config.architecture} is an encoder-decoder; Octavo runs decoders")
 
 
-def weight_bytes(config: NormalConfig, dtype: torch.dtype, max_model_len: int | None = None) -> int:
+def choose_method(config: NormalConfig, quantization: str, prefix: str) -> Choice:
+    """The methods of linear layers whose checkpoint names start with `prefix`.
+
+    A layer stays dense where the checkpoint says so, or where its sizes do not suit the method. ModelError for a layer
+    that is stacked from parts of both kinds.
+    """
+    if quantization == "none":
+        return dense
+    method, stored = find_method(quantization), config.quantization
+
+    def choose(layer: Linear) -> LinearMethod:
+        names = [f"{prefix}.{name}" for name in layer.shards]
+        quantized = [name for name in names if stored is None or stored.covers(name)]
+        if quantized and len(quantized) < len(names):
+            raise ModelError(
+                f"config.json quantizes {quantized[0]} but not all of {', '.join(names)}, which are one matrix "
+                "in Octavo; use --quantization none"
+            )
+        return method if quantized and fits(layer) else DENSE
+
+    return choose
+
+
+def weight_bytes(
+    config: NormalConfig, dtype: torch.dtype, max_model_len: int | None = None, quantization: str = "none"
+) -> int:
     """Bytes of parameters and buffers on the device, exact; allocates nothing. ModelError as `build_model`."""
-    model = build_model(config, dtype=dtype, device=torch.device("meta"), max_model_len=max_model_len)
+    model = build_model(
+        config, dtype=dtype, device=torch.device("meta"), max_model_len=max_model_len, quantization=quantization
+    )
     assert isinstance(model, nn.Module)
     tensors = [*model.parameters(), *model.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

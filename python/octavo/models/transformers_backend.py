@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.errors import ModelError
+from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.models.config import NormalConfig
 from octavo.models.transformers_memory import freeze_rope, materialize
 from octavo.models.transformers_names import CheckpointNames
@@ -30,6 +31,7 @@ from octavo.models.weights import load_strict
 def build_on_meta(config: NormalConfig, dtype: torch.dtype) -> Any:
     """The Transformers model of a config.json, without memory. ModelError when there is none for the architecture."""
     raw = deepcopy(dict(config.raw))
+    raw.pop("quantization_config", None)  # weights come dequantized
     if config.model_type not in transformers.CONFIG_MAPPING:
         raise _unknown(config)
     try:
@@ -100,6 +102,7 @@ class TransformersModel(nn.Module):
     def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
+        self.quantization = config.quantization
         causal = build_on_meta(config, dtype)
         frozen = freeze_rope(causal, max_length)
         found = probe(causal, config)
@@ -148,4 +151,4 @@ class TransformersModel(nn.Module):
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `CausalLM.load_weights`."""
-        load_strict(self.slots, self.tied, self.names.convert(tensors))
+        load_strict(self.slots, self.tied, self.names.convert(as_kept(tensors, {}, self.quantization)))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import ModelError
+from octavo.layers.linear import Linear
+from octavo.layers.moe import Merged
 from octavo.models.base import CausalLM
 
 IGNORABLE = tuple(
@@ -23,26 +25,39 @@ IGNORABLE = tuple(
 )
 """Tensors that some checkpoints carry and no model needs; only names that the model does not have are looked up."""
 
+EIGHT_BIT_DEVIATION = 100.0
+"""Of dummy weights in e4m3, so that a channel's largest is near 448."""
+
 MAX_NAMED = 5
 """Names that an error lists of each kind."""
 
 
-def load_strict(slots: Mapping[str, Tensor], tied: Mapping[str, str], tensors: Iterable[tuple[str, Tensor]]) -> None:
+def load_strict(
+    slots: Mapping[str, Tensor],
+    tied: Mapping[str, str],
+    tensors: Iterable[tuple[str, Tensor]],
+    merged: Mapping[str, Merged] | None = None,
+) -> None:
     """Copy each tensor into `slots[name]` (cast to its dtype).
 
-    `tied` maps names that share another name's slot (a tied head): such a tensor may be there, and must then equal what
-    it is tied to. ModelError names what is missing, unexpected, of a wrong shape or type, or unequal.
+    `merged` tensors fill the slots of several names at once. `tied` maps names that share another name's slot (a tied
+    head): such a tensor may be there, and must then equal what it is tied to. ModelError names what is missing,
+    unexpected, of a wrong shape or type, or unequal.
     """
     missing = dict.fromkeys(slots)
     problems: dict[str, list[str]] = {"unexpected": [], "of a wrong shape or type": []}
     held: dict[str, Tensor] = {}
     for name, tensor in tensors:
         slot = slots.get(tied.get(name, name))
+        whole = merged.get(name) if merged and slot is None else None
+        if whole is not None:
+            slot = whole.slot
         if slot is None:
             if not any(pattern.search(name) for pattern in IGNORABLE):
                 problems["unexpected"].append(name)
             continue
-        missing.pop(name, None)
+        for filled in whole.names if whole is not None else (name,):
+            missing.pop(filled, None)
         if slot.shape != tensor.shape or not tensor.is_floating_point():
             found, wanted = (f"{list(shape)}" for shape in (tensor.shape, slot.shape))
             problems["of a wrong shape or type"].append(f"{name} is {tensor.dtype} {found}, not {wanted}")
@@ -77,12 +92,33 @@ def _check_tied(slots: Mapping[str, Tensor], tied: Mapping[str, str], held: Mapp
 def init_dummy_weights(model: CausalLM, seed: int) -> None:
     """Norms 1, everything else normal with deviation 0.02; the same for the same seed, device and dtype."""
     assert isinstance(model, nn.Module)
+    for linear in linears_of(model):
+        if linear.weight_scale is not None:
+            linear.weight_scale.fill_(0.02 / EIGHT_BIT_DEVIATION)
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():
         device = parameter.device
         if device not in generators:
             generators[device] = torch.Generator(device).manual_seed(seed)
+        if name.endswith("weight_scale"):
+            continue
         if parameter.ndim == 1 and name.endswith("weight"):
             parameter.fill_(1.0)
+        elif parameter.dtype == torch.float8_e4m3fn:
+            wide = torch.empty(parameter.shape, dtype=torch.bfloat16, device=device)
+            wide.normal_(0.0, EIGHT_BIT_DEVIATION, generator=generators[device]).clamp_(-448.0, 448.0)
+            parameter.copy_(wide)
         else:
             parameter.normal_(0.0, 0.02, generator=generators[device])
+    finish_linears(model)
+
+
+def linears_of(model: nn.Module) -> list[Linear]:
+    """Every linear layer."""
+    return [module for module in model.modules() if isinstance(module, Linear)]
+
+
+def finish_linears(model: nn.Module) -> None:
+    """Tell every linear layer that it is filled."""
+    for linear in linears_of(model):
+        linear.method.finish(linear)

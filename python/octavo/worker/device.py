@@ -28,6 +28,8 @@ class DeviceFacts:
     """Physical cores that this process may use."""
     has_bfloat16: bool
     """Whether it computes in bfloat16 natively."""
+    has_fp8: bool = False
+    """Whether it multiplies 8-bit floats (e4m3)."""
 
 
 def find_device(choice: str) -> DeviceFacts:
@@ -64,6 +66,7 @@ def cuda_facts() -> DeviceFacts:
         free_bytes=free_bytes,
         num_cores=physical_cores(),
         has_bfloat16=torch.cuda.get_device_capability() >= (8, 0),
+        has_fp8=torch.cuda.get_device_capability() >= (8, 9),
     )
 
 

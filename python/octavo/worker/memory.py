@@ -6,6 +6,7 @@ flag to change and the value that works.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, NoReturn
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.worker.device import DeviceFacts, check_backend, find_device
-from octavo.worker.resolve import Limits, limits_of, resolve_config
+from octavo.worker.resolve import Limits, limits_of, resolve_config, resolve_quantization
 
 if TYPE_CHECKING:
     from octavo.models.config import NormalConfig
     from octavo.models.sources import ModelSource
     from octavo.worker.base import Progress
+
+logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -94,7 +97,7 @@ class MemoryPlan:
         rows = [
             ("model", f"{self.config.model.model} ({self.model.architecture}, {self.config.model.dtype})"),
             ("device", f"{device.name}, {_gib(device.free_bytes)} free of {_gib(device.total_bytes)}"),
-            ("weights", _gib(usage.weight_bytes)),
+            ("weights", _gib(usage.weight_bytes) + ("  fp8" if self.config.model.quantization == "fp8" else "")),
             ("activations", f"{_gib(usage.activation_bytes)}  {limits.max_num_batched_tokens} tokens a step"),
             ("sampling", f"{_gib(usage.sampling_bytes)}  {limits.max_num_seqs} sequences a step"),
             ("graphs", f"{_gib(usage.graph_bytes)}  {num_graphs} sizes"),
@@ -122,6 +125,8 @@ def usage_of(config: EngineConfig, model: NormalConfig, weight_bytes: int) -> Us
     query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     per_token = item * (4 * model.hidden_size + 2 * query + 2 * key + 3 * model.intermediate_size)
     per_token += 4 * (2 * model.hidden_size + query + key) + 4 * 8
+    if config.model.quantization == "fp8":
+        per_token += max(model.intermediate_size, model.hidden_size, query) + 4  # rows in 8 bits
     chunk_rows = min(max_num_seqs, max(1, MAX_CHUNK_LOGITS // model.vocab_size))
     counts_and_masks = 6 * (max_num_seqs + 1) * model.vocab_size
     sizes = config.execution.cuda_graph_sizes
@@ -272,7 +277,7 @@ def memory_errors(config: EngineConfig) -> Iterator[None]:
 def make_plan(config: EngineConfig, progress: Progress | None = None) -> MemoryPlan:
     """Find model and device, resolve the config, and plan. Reads no weights. Errors: ConfigError, ModelError."""
     from octavo.models.config import normalize_config
-    from octavo.models.registry import weight_bytes
+    from octavo.models.registry import is_native, weight_bytes
     from octavo.models.sources import resolve_source
     from octavo.worker.kv_cache import DTYPES
 
@@ -281,5 +286,12 @@ def make_plan(config: EngineConfig, progress: Progress | None = None) -> MemoryP
     device = find_device(config.execution.device)
     resolved = resolve_config(config, device, model.max_position_embeddings)
     check_backend(resolved.execution.attention_backend, device)
-    num_bytes = weight_bytes(model, DTYPES[resolved.model.dtype])
+    quantization = resolve_quantization(
+        config.model.quantization, model, device, is_native=is_native(model.architecture)
+    )
+    resolved = replace(resolved, model=replace(resolved.model, quantization=quantization))
+    kept = quantization if device.has_fp8 else "none"
+    if kept == "none" and (quantization != "none" or model.quantization is not None):
+        logger.info("fp8 weights are kept as %s: %s does not multiply them", resolved.model.dtype, device.name)
+    num_bytes = weight_bytes(model, DTYPES[resolved.model.dtype], quantization=kept)
     return plan_memory(resolved, source, model, device, num_bytes)

@@ -6,10 +6,14 @@ Not here: sizes that depend on memory (memory.py): `max_model_len` auto and the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.worker.device import DeviceFacts
+
+if TYPE_CHECKING:
+    from octavo.models.config import NormalConfig
 
 DEFAULTS = {
     "cpu": {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "overlap_depth": 1},
@@ -98,6 +102,21 @@ def _dtype(choice: str, device: DeviceFacts) -> str:
     if device.has_bfloat16:
         return "bfloat16"
     return "float16" if device.kind == "cuda" else "float32"
+
+
+def resolve_quantization(choice: str, model: NormalConfig, device: DeviceFacts, *, is_native: bool) -> str:
+    """How linear layers keep their weights: "none", or a method's name. `is_native`: Octavo has the model's layers.
+
+    An fp8 checkpoint is dequantized as it loads where the device, or the model's layers, have no fp8 products; weights
+    that `fp8` asks to quantize are rounded then, and kept wide.
+    """
+    stored = "none" if model.quantization is None else model.quantization.method
+    wanted = stored if choice == "auto" else choice
+    if wanted == "none" or (is_native and device.has_fp8):
+        return wanted
+    if not is_native and choice == "fp8":
+        raise ConfigError(f"--quantization fp8 can't run {model.architecture}: use none", "quantization")
+    return "none" if stored != "none" else wanted
 
 
 def _max_model_len(choice: int | str | None, max_position: int) -> int | str:

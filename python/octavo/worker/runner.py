@@ -94,6 +94,7 @@ class TorchRunner:
             seed=self.config.model.seed,
             max_model_len=plan.max_model_len,
             decode_kernels=self.config.execution.decode_kernels,
+            quantization=self.config.model.quantization,
             progress=self._progress,
         )
         self._model.set_attention_backend(self._backend)

@@ -32,10 +32,11 @@ class DecodeKernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A dense product's matrix [n, k] and bias [n]."""
+    """A product's matrix [n, k] and bias [n]; a matrix in e4m3 has scales (fp32) of its rows."""
 
     weight_nk: Tensor
     bias_n: Tensor | None
+    scale_n: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Decode steps with fused kernels: embedding, 5 kernels a layer (6 where attention is split), final norm; and the head.
 
 A layer: qkv product | attention with head norms, rotation and KV write | [its reduction] | o + residual | gate_up +
-silu | down + residual. Norms live in the products around them (octavo.kernels.triton.skinny_linear).
+silu | down + residual. Norms live in the products around them (octavo.kernels.triton.skinny_linear). Products with fp8
+weights quantize their rows first where there is more than one (one small kernel each).
 
 All steps share one set of buffers, whose addresses CUDA graphs may keep; nothing is allocated in `forward`.
 
@@ -11,7 +12,7 @@ Shape suffixes: t tokens (one a row), s sampled rows, m model dim, o features of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,23 +25,23 @@ from octavo.kernels.triton.decode_attention_fused import (
     DecodeRows,
     HeadShape,
     attend,
+    attention_kernel,
 )
 from octavo.kernels.triton.embed_norm import embed, final_norm
 from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.skinny_linear import (
+    QuantizedRows,
     ResidualStream,
     SkinnyLinear,
     SplitScratch,
     add_residual,
+    quantized,
     scaled_store,
     store,
     supports,
 )
 from octavo.kernels.triton.skinny_table import MAX_ROWS, bucket_for
 from octavo.layers.fused.base import BlockWeights, DecoderWeights, Weights
-
-ATTENTION: Final = 2
-"""Place of the first layer's attention in a step; its configuration is all that varies among steps of one bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class FusedBlock:
     down: SkinnyLinear
 
     @classmethod
-    def make(cls, block: BlockWeights, rotary_table: Tensor) -> FusedBlock:
-        """Choose the products' configurations."""
+    def make(cls, block: BlockWeights, rotary_table: Tensor, rows: QuantizedRows | None) -> FusedBlock:
+        """Choose the products' configurations. `rows` is for the fp8 ones."""
         spec = block.attention
         heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         attention = AttentionLayer(
@@ -67,7 +68,9 @@ class FusedBlock:
         )
 
         def linear(op: str, weights: Weights) -> SkinnyLinear:
-            return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n)
+            if weights.scale_n is None:
+                return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n)
+            return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n, weights.scale_n, rows)
 
         return cls(
             cache=spec.layer,
@@ -94,11 +97,11 @@ class Buffers:
     attention: AttentionScratch
 
     @classmethod
-    def allocate(cls, block: FusedBlock, width: int, device: torch.device) -> Buffers:
-        """For blocks like this one."""
+    def allocate(cls, blocks: list[FusedBlock], width: int, dtype: torch.dtype, device: torch.device) -> Buffers:
+        """For blocks of equal shapes (some may be fp8 and some not)."""
+        block = blocks[0]
         heads = block.attention.heads
-        linears = [block.qkv, block.o, block.gate_up, block.down]
-        dtype = block.qkv.weight.dtype
+        linears = [linear for b in blocks for linear in (b.qkv, b.o, b.gate_up, b.down)]
 
         def rows(features: int) -> Tensor:
             return torch.zeros(MAX_ROWS, features, dtype=dtype, device=device)
@@ -120,9 +123,10 @@ class FusedDecode:
     def __init__(self, weights: DecoderWeights) -> None:
         self._embed_vm, self._final_gain_m = weights.embed_vm, weights.final_gain_m
         self._input_gains = [block.input_gain_m for block in weights.blocks]
-        self._blocks = [FusedBlock.make(block, weights.rotary_table) for block in weights.blocks]
-        width = weights.embed_vm.shape[1]
-        self._buffers = Buffers.allocate(self._blocks[0], width, weights.embed_vm.device)
+        rows = _quantized_rows(weights)
+        self._blocks = [FusedBlock.make(block, weights.rotary_table, rows) for block in weights.blocks]
+        width, dtype, device = weights.embed_vm.shape[1], weights.embed_vm.dtype, weights.embed_vm.device
+        self._buffers = Buffers.allocate(self._blocks, width, dtype, device)
         vocab_size = weights.head_vm.shape[0]
         can_score = supports("head", vocab_size, width)
         self._head = SkinnyLinear.make("head", weights.head_vm, None) if can_score else None
@@ -136,7 +140,8 @@ class FusedDecode:
     def forward(self, token_id_t: Tensor, ctx: ForwardContext) -> Tensor:
         """See `DecodeKernels.forward`. The first step of a kind compiles its kernels, in parallel."""
         launches = self.launches(token_id_t, ctx)
-        kind = bucket_for(ctx.num_rows), launches[ATTENTION].variant
+        attention = next(launch for launch in launches if launch.kernel is attention_kernel)
+        kind = bucket_for(ctx.num_rows), attention.variant  # all that varies among steps of one bucket
         if kind not in self._compiled:
             compile_together(launches)
             self._compiled.add(kind)
@@ -165,13 +170,18 @@ class FusedDecode:
         stream, split = buffers.stream, buffers.split
         qkv_to, attended_to = buffers.qkv_to[:count], buffers.attended_to[:count]
         activated_to = buffers.activated_to[:count]
+        gained_tm = stream.gained_mn[:count]
         return [
+            *quantized(block.qkv, gained_tm),
             scaled_store(block.qkv, stream, qkv_to, partials=partials, epilogue="store", eps=eps),
             *attend(block.attention, qkv_to, kv_cache, rows, buffers.attention, attended_to),
+            *quantized(block.o, attended_to),
             add_residual(block.o, attended_to, stream, block.mlp_gain_m, split),
+            *quantized(block.gate_up, gained_tm),
             scaled_store(
                 block.gate_up, stream, activated_to, partials=block.o.num_tiles(count), epilogue="silu", eps=eps
             ),
+            *quantized(block.down, activated_to),
             add_residual(block.down, activated_to, stream, next_gain_m, split),
         ]
 
@@ -185,3 +195,10 @@ class FusedDecode:
         logits_sv = torch.empty(hidden_sm.shape[0], self._head.n, dtype=torch.float32, device=hidden_sm.device)
         store(self._head, hidden_sm, logits_sv, self._buffers.stream).run()
         return logits_sv
+
+
+def _quantized_rows(weights: DecoderWeights) -> QuantizedRows | None:
+    """Room for the widest rows that an fp8 product reads; None where there is none."""
+    products = [product for b in weights.blocks for product in (b.qkv, b.o, b.gate_up, b.down)]
+    widths = [product.weight_nk.shape[1] for product in products if product.scale_n is not None]
+    return QuantizedRows.allocate(max(widths), weights.embed_vm.device) if widths else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.attention.base import AttentionSpec
+from octavo.kernels.triton.moe_table import supports
 from octavo.kernels.triton.skinny_table import BUCKETS, choose
 
 ACTIVATIONS = ("silu", "swish")
@@ -23,13 +24,18 @@ class DecoderShape:
 
     hidden_size: int
     intermediate_size: int
+    """Of plain MLPs; 0: there are none."""
     hidden_act: str
     rotary_dim: int
     attention: tuple[AttentionSpec, ...]
     """One a layer."""
     is_dense: bool
-    """Linear layers keep plain matrices of `dtype`."""
+    """Linear layers keep plain matrices of `dtype`, or of e4m3 with a scale a row."""
     dtype: torch.dtype
+    has_fp8: bool = False
+    """Some matrices are in e4m3."""
+    experts: tuple[int, int, int] | None = None
+    """(number, chosen, intermediate size) of mixtures of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +71,15 @@ def obstacle(shape: DecoderShape, device: DeviceTraits) -> str | None:
     products = {
         "qkv": ((num_heads + 2 * num_kv_heads) * dim, hidden),
         "o": (hidden, num_heads * dim),
-        "gate_up": (inner, hidden),
-        "down": (hidden, inner),
     }
+    if inner:
+        products |= {"gate_up": (inner, hidden), "down": (hidden, inner)}
+    if shape.experts is not None:
+        count, chosen, inner = shape.experts
+        if not supports(hidden, inner, count, chosen):
+            return f"no kernel runs {count} experts of {hidden} x {inner}"
+    kinds = (False, True) if shape.has_fp8 else (False,)
     for op, (n, k) in products.items():
-        if any(choose(op, n, k, bucket) is None for bucket in BUCKETS):
+        if any(choose(op, n, k, bucket, fp8=fp8) is None for bucket in BUCKETS for fp8 in kinds):
             return f"no configuration multiplies {op}'s matrix of {n} x {k} (sizes must be multiples of 128)"
     return None

@@ -1,0 +1,100 @@
+"""Linear layers in fp8: weights in e4m3 with a scale an output channel, activations quantized row by row as they come.
+
+What checkpoints hold (one scale a tensor, a channel or a block, or no fp8 at all) becomes that form when it is loaded:
+fp8_tensors.py. A device without fp8 products gets the same rounded weights in the model's dtype.
+
+Decode steps of up to 128 rows go through layers/fused where it runs; what is here multiplies everything else.
+
+Shape suffixes: t tokens, i input features, o output features.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
+from octavo.layers.linear import DENSE, Linear
+
+ROWWISE_TOKENS: Final = 65
+"""From so many rows on, cuBLAS applies the scales itself. Its kernels for that are up to 2.4 times slower than those
+for one scale at 16 to 64 rows (H200, Llama-3.1-8B's shapes)."""
+LEAST_CAPABILITY: Final = (8, 9)
+"""Of CUDA devices that multiply e4m3."""
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether the device has fp8 products."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
+class Fp8:
+    """`weight` e4m3 [o, i], `weight_scale` fp32 [o], `bias` [o] in the model's dtype."""
+
+    def create(self, layer: Linear, dtype: torch.dtype, device: torch.device) -> None:
+        """See `LinearMethod.create`."""
+
+        def parameter(shape: tuple[int, ...], kind: torch.dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=False)
+
+        channels = (layer.out_features,)
+        layer.weight = parameter((*channels, layer.in_features), FP8)
+        layer.weight_scale = parameter(channels, torch.float32)
+        layer.bias = parameter(channels, dtype) if layer.has_bias else None
+
+    def slots(self, layer: Linear) -> dict[str, Tensor]:
+        """See `LinearMethod.slots`; the dense layer's names, and `<shard>.weight_scale` [o]."""
+        assert layer.weight_scale is not None
+        found = DENSE.slots(layer)
+        start = 0
+        for name, size in layer.shards.items():
+            found[f"{name}.weight_scale"] = layer.weight_scale.narrow(0, start, size)
+            start += size
+        return found
+
+    def finish(self, layer: Linear) -> None:
+        """Where the device has no fp8 products, the layer becomes a dense one with the weights' values."""
+        if multiplies_fp8(layer.weight.device):
+            return
+        assert layer.weight_scale is not None
+        values = dequantize_rows(layer.weight, layer.weight_scale).to(layer.dtype)
+        layer.weight = nn.Parameter(values, requires_grad=False)
+        layer.weight_scale = None
+        layer.method = DENSE
+
+    def apply(self, layer: Linear, x_ti: Tensor) -> Tensor:
+        """See `LinearMethod.apply`. No host synchronization; safe in a CUDA graph capture."""
+        from octavo.kernels.triton.quantize_rows import quantize_rows  # loads Triton
+
+        assert layer.weight_scale is not None
+        number_ti, scale_t = quantize_rows(x_ti)
+        multiply = rowwise if x_ti.shape[0] >= ROWWISE_TOKENS else tensorwise
+        out_to = multiply(number_ti, scale_t, layer.weight, layer.weight_scale, x_ti.dtype)
+        return out_to if layer.bias is None else out_to + layer.bias
+
+
+def rowwise(x_ti: Tensor, scale_t: Tensor, weight_oi: Tensor, scale_o: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product [t, o] with the scales of both operands' rows applied inside."""
+    out_to = torch._scaled_mm(
+        x_ti,
+        weight_oi.t(),
+        scale_a=scale_t[:, None],
+        scale_b=scale_o[None],
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
+    return out_to.to(dtype)
+
+
+def tensorwise(x_ti: Tensor, scale_t: Tensor, weight_oi: Tensor, scale_o: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same; the scales are applied to what comes out, in fp32."""
+    one = torch.ones((), device=x_ti.device)
+    out_to = torch._scaled_mm(
+        x_ti, weight_oi.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+    return (out_to * (scale_t[:, None] * scale_o)).to(dtype)
+
+
+FP8_LINEAR = Fp8()

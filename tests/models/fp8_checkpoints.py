@@ -1,0 +1,108 @@
+"""Tiny checkpoints in each fp8 format, written from a plain one, with the weights that they mean.
+
+Formats: "hf-tensor" and "hf-block" are Hugging Face's `fp8`, the others compressed-tensors with one scale a tensor, a
+channel or a block.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tiny_models import read_tensors
+from torch import Tensor
+
+FORMATS = ("hf-tensor", "hf-block", "ct-tensor", "ct-channel", "ct-block")
+BLOCK = (20, 24)
+"""Small, so that tiny layers have several; the last ones are partial."""
+
+
+@dataclass(frozen=True)
+class Fp8Checkpoint:
+    """A folder, and its tensors with every fp8 weight as the fp32 numbers that it stands for."""
+
+    folder: Path
+    form: str
+    tensors: dict[str, Tensor]
+
+
+def write(source: Path, folder: Path, form: str, *, ignored: tuple[str, ...] = ("lm_head",)) -> Fp8Checkpoint:
+    """The checkpoint of `source` with all products but `ignored` layers quantized."""
+    folder.mkdir()
+    raw = json.loads((source / "config.json").read_text())
+    stored: dict[str, Tensor] = {}
+    meant: dict[str, Tensor] = {}
+    for name, tensor in read_tensors(source):
+        layer = name.removesuffix(".weight")
+        if not name.endswith("proj.weight") or layer in ignored:
+            stored[name] = meant[name] = tensor
+            continue
+        granularity = form.partition("-")[2]
+        scale = {"tensor": tensor_scale, "channel": channel_scale, "block": block_scale}[granularity](tensor)
+        wide = expand(scale, tensor)
+        number = (tensor / wide).to(torch.float8_e4m3fn)
+        stored[name], meant[name] = number, number.float() * wide
+        stored[f"{layer}.{'weight_scale_inv' if form == 'hf-block' else 'weight_scale'}"] = scale
+        if form == "ct-tensor":
+            stored[f"{layer}.input_scale"] = torch.tensor([0.5])
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+    raw["quantization_config"] = describe(form, ignored)
+    (folder / "config.json").write_text(json.dumps(raw))
+    generation = source / "generation_config.json"
+    if generation.is_file():
+        shutil.copy(generation, folder)
+    return Fp8Checkpoint(folder, form, meant)
+
+
+def describe(form: str, ignored: tuple[str, ...]) -> dict[str, Any]:
+    """The `quantization_config` of a format."""
+    kind, granularity = form.split("-")
+    if kind == "hf":
+        block = list(BLOCK) if granularity == "block" else None
+        scheme = "dynamic" if granularity == "block" else "static"
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": scheme,
+            "weight_block_size": block,
+            "modules_to_not_convert": list(ignored),
+        }
+    weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": granularity, "symmetric": True}
+    if granularity == "block":
+        weights["block_structure"] = list(BLOCK)
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": list(ignored),
+    }
+
+
+def tensor_scale(weight: Tensor) -> Tensor:
+    return (weight.abs().amax() / 448).reshape(1)
+
+
+def channel_scale(weight: Tensor) -> Tensor:
+    return weight.abs().amax(1, keepdim=True) / 448
+
+
+def block_scale(weight: Tensor) -> Tensor:
+    rows = torch.stack([part.abs().amax(0) for part in weight.split(BLOCK[0], 0)])
+    return torch.stack([part.amax(1) for part in rows.split(BLOCK[1], 1)], 1) / 448
+
+
+def expand(scale: Tensor, weight: Tensor) -> Tensor:
+    """The scale of every weight."""
+    if scale.numel() == 1 or scale.shape == (weight.shape[0], 1):
+        return scale.expand_as(weight)
+    wide = torch.empty_like(weight)
+    for i in range(weight.shape[0]):
+        for j in range(0, weight.shape[1], BLOCK[1]):
+            wide[i, j : j + BLOCK[1]] = scale[i // BLOCK[0], j // BLOCK[1]]
+    return wide

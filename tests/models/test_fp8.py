@@ -1,0 +1,273 @@
+"""fp8: checkpoints of every format, weights quantized at load, layers that stay plain, memory, and what is refused.
+
+The products themselves need a GPU (tests/kernels/gpu_fp8.py); here weights are compared, and logits where the CPU
+takes fp8 weights in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fp8_checkpoints import FORMATS, Fp8Checkpoint, write
+from paged_driver import PagedDriver
+from tiny_models import load, make_reference, read_config, save
+from torch import Tensor
+
+from octavo.config import ModelConfig, make_engine_config
+from octavo.errors import ConfigError, ModelError
+from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_rows
+from octavo.layers.linear import DENSE
+from octavo.layers.quant import fp8
+from octavo.models.base import CausalLM
+from octavo.models.config import normalize_config
+from octavo.models.decoder import Decoder
+from octavo.models.loader import load_model
+from octavo.models.quantization import read_quantization
+from octavo.models.registry import build_model, weight_bytes
+from octavo.models.sources import resolve_source
+from octavo.worker.device import DeviceFacts
+from octavo.worker.memory import make_plan
+from octavo.worker.resolve import resolve_quantization
+
+CPU = torch.device("cpu")
+IDS = list(range(10, 40))
+SKIPPED = ("lm_head", "model.layers.1.mlp.down_proj")
+H200 = DeviceFacts("cuda", "H200", 1 << 37, 1 << 37, 8, has_bfloat16=True, has_fp8=True)
+OLD = DeviceFacts("cuda", "A100", 1 << 36, 1 << 36, 8, has_bfloat16=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_reference("llama-biases"), tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def checkpoint(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Fp8Checkpoint:
+    return write(source, tmp_path_factory.mktemp("fp8") / "model", request.param, ignored=SKIPPED)
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers keep fp8 weights as on a device that multiplies them."""
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+
+
+def read(folder: Path, quantization: str, dtype: torch.dtype = torch.float32, load_format: str = "auto") -> CausalLM:
+    found = resolve_source(ModelConfig(model=str(folder)), lambda stage, fraction: None)
+    normal = normalize_config(found.raw_config, found.generation_config)
+    return load_model(found, normal, device=CPU, dtype=dtype, quantization=quantization, load_format=load_format)
+
+
+def linears(model: CausalLM) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """(name of a part, its weight, its scales) of every linear layer."""
+    assert isinstance(model, Decoder)
+    for i, block in enumerate(model.layers()):
+        for layer in (block.attention.qkv, block.attention.o, block.mlp.gate_up, block.mlp.down):
+            start = 0
+            for name, size in layer.shards.items():
+                rows = slice(start, start + size)
+                scale = None if layer.weight_scale is None else layer.weight_scale[rows]
+                yield f"model.layers.{i}.{name}", layer.weight[rows], scale
+                start += size
+
+
+def logits(model: CausalLM) -> Tensor:
+    return PagedDriver(model).step([(0, IDS)])
+
+
+def test_checkpoint_is_exact_where_it_is_dequantized(checkpoint: Fp8Checkpoint, source: Path) -> None:
+    model = read(checkpoint.folder, "none")
+    expected = build_model(read_config(source), dtype=torch.float32, device=CPU)
+    expected.load_weights(checkpoint.tensors.items())
+    assert torch.equal(logits(model), logits(expected))
+    plain = logits(load(source))
+    assert not torch.equal(logits(model), plain)
+    assert (logits(model) - plain).norm() < 0.2 * plain.norm(), "12 products in a row, each 2.6% off"
+
+
+def test_checkpoint_in_fp8_layers(checkpoint: Fp8Checkpoint, on_device: None) -> None:
+    """Exact but for blocks, which are rounded again."""
+    model = read(checkpoint.folder, "fp8", torch.bfloat16)
+    kinds = set()
+    for name, weight, scale in linears(model):
+        meant = checkpoint.tensors[f"{name}.weight"]
+        kinds.add(weight.dtype)
+        if name in SKIPPED:
+            assert scale is None
+            assert torch.equal(weight, meant.to(torch.bfloat16))
+            continue
+        assert scale is not None
+        assert scale.dtype == torch.float32
+        found = dequantize_rows(weight, scale)
+        if checkpoint.form.endswith("block"):
+            assert 0 < (found - meant).norm() < 0.035 * meant.norm(), name
+        else:
+            assert torch.equal(found, meant), name
+    assert kinds == {FP8, torch.bfloat16}
+
+
+def test_plain_weights_are_quantized_at_load(source: Path, on_device: None) -> None:
+    plain = dict(linear[:2] for linear in linears(load(source)))
+    for name, weight, scale in linears(read(source, "fp8", torch.bfloat16)):
+        assert scale is not None
+        assert weight.dtype == FP8
+        assert weight.float().abs().amax(1).eq(448).all(), "every channel uses the whole range"
+        exact = plain[name]
+        error = (dequantize_rows(weight, scale) - exact).abs()
+        assert (error <= exact.abs() / 16 + scale[:, None] / 512).all(), name
+        assert 0.01 * exact.norm() < error.norm() < 0.035 * exact.norm()
+
+
+def test_a_device_without_fp8_keeps_the_rounded_weights(source: Path) -> None:
+    model = read(source, "fp8")
+    for name, weight, scale in linears(model):
+        assert scale is None
+        assert weight.dtype == torch.float32, name
+    expected = load(source)
+    for _, weight, _ in linears(expected):
+        weight.copy_(dequantize_rows(*quantize_rows(weight)))
+    assert torch.equal(logits(model), logits(expected))
+    assert all(layer.method is DENSE for layer in model.modules() if hasattr(layer, "shards"))  # type: ignore[attr-defined]
+
+
+def test_dummy_weights_look_like_dense_ones(source: Path, on_device: None) -> None:
+    for _, weight, scale in linears(read(source, "fp8", torch.bfloat16, "dummy")):
+        assert scale is not None
+        assert 0.018 < dequantize_rows(weight, scale).std() < 0.022
+
+
+def test_bytes_count_eight_bits(checkpoint: Fp8Checkpoint) -> None:
+    config = read_config(checkpoint.folder)
+    plain, packed = (weight_bytes(config, torch.bfloat16, quantization=kind) for kind in ("none", "fp8"))
+    numbers = channels = 0
+    for name, weight in checkpoint.tensors.items():
+        layer = name.removesuffix(".weight")
+        if name.endswith("proj.weight") and layer not in SKIPPED:
+            numbers, channels = numbers + weight.numel(), channels + weight.shape[0]
+    assert plain - packed == numbers - 4 * channels
+
+
+def test_a_transformers_model_gets_dequantized_weights(tmp_path: Path) -> None:
+    plain = save(make_reference("olmo2"), tmp_path / "plain")
+    made = write(plain, tmp_path / "fp8", "ct-channel")
+    expected = build_model(read_config(plain), dtype=torch.float32, device=CPU)
+    expected.load_weights(made.tensors.items())
+    assert torch.equal(logits(read(made.folder, "none")), logits(expected))
+    with pytest.raises(ModelError, match="--quantization fp8 can't run Olmo2ForCausalLM"):
+        read(made.folder, "fp8")
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "words"),
+    [
+        ("ct-channel", {"model.layers.0.mlp.up_proj.weight_scale": None}, "without their weight_scale.*up_proj"),
+        ("ct-channel", {"model.layers.0.mlp.up_proj.weight_scale": torch.ones(3)}, r"up_proj: scales of shape \[3\]"),
+        ("hf-block", {"model.layers.2.mlp.up_proj.weight_scale_inv": torch.ones(3, 9)}, r"not \[5, 3\]"),
+        ("hf-tensor", {"model.layers.2.mlp.gate_proj.weight": None}, "scales alone, of model.layers.2.mlp.gate_proj"),
+    ],
+)
+def test_damaged_checkpoints(source: Path, tmp_path: Path, form: str, change: dict[str, Any], words: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = write(source, tmp_path / "fp8", form).folder / "model.safetensors"
+    tensors = load_file(file) | change
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+    with pytest.raises(ModelError, match=words):
+        read(file.parent, "none")
+
+
+def test_parts_of_one_matrix_must_agree(source: Path, tmp_path: Path) -> None:
+    made = write(source, tmp_path / "fp8", "hf-tensor", ignored=("lm_head", "model.layers.0.self_attn.k_proj"))
+    with pytest.raises(ModelError, match=r"self_attn.q_proj but not all of .*k_proj.*--quantization none"):
+        read(made.folder, "fp8")
+    read(made.folder, "none")
+
+
+GROUP = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "targets": ["Linear"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "covered", "kept"),
+    [
+        ({"quant_method": "fp8"}, ["a.q_proj"], []),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1"]},
+            ["model.layers.11.x"],
+            ["model.layers.1.x"],
+        ),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["down_proj"]}, ["m.up_proj"], ["m.down_proj"]),
+        ({"quant_method": "fp8", "ignored_layers": ["a.b"]}, ["a.bc"], ["a.b", "a.b.c"]),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP}, "ignore": ["re:.*mlp.*", "a.b"]},
+            ["a.bc", "x.attn"],
+            ["x.mlp.up", "a.b"],
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {**GROUP, "targets": ["re:.*q_proj$"]}},
+            },
+            ["x.q_proj"],
+            ["x.k_proj"],
+        ),
+    ],
+)
+def test_which_layers_a_checkpoint_quantizes(config: dict[str, Any], covered: list[str], kept: list[str]) -> None:
+    found = read_quantization({"quantization_config": config})
+    assert found is not None
+    assert [name for name in covered + kept if found.covers(name)] == covered
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quant_method": "awq"}, r"quantized \(awq\).*reads fp8"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "e5m2"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int", "strategy": "group"}}},
+            },
+            "pack-quantized, 4-bit int with strategy group",
+        ),
+        ({"quant_method": "compressed-tensors"}, "no config_groups"),
+    ],
+)
+def test_refused_formats(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        read_quantization({"quantization_config": config})
+
+
+def test_resolving(source: Path, tmp_path: Path) -> None:
+    plain = read_config(source)
+    stored = read_config(write(source, tmp_path / "fp8", "ct-tensor").folder)
+
+    def resolve(choice: str, model: Any, device: DeviceFacts, is_native: bool = True) -> str:
+        return resolve_quantization(choice, model, device, is_native=is_native)
+
+    assert [resolve(choice, plain, H200) for choice in ("auto", "none", "fp8")] == ["none", "none", "fp8"]
+    assert [resolve(choice, stored, H200) for choice in ("auto", "none", "fp8")] == ["fp8", "none", "fp8"]
+    assert [resolve(choice, plain, OLD) for choice in ("auto", "none", "fp8")] == ["none", "none", "fp8"]
+    assert [resolve(choice, stored, OLD) for choice in ("auto", "none", "fp8")] == ["none", "none", "none"]
+    assert resolve("auto", stored, H200, is_native=False) == "none"
+    with pytest.raises(ConfigError, match="--quantization fp8"):
+        resolve("fp8", plain, H200, is_native=False)
+
+
+def test_plan_on_a_cpu_counts_wide_weights(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = write(source, tmp_path / "fp8", "hf-block")
+    options = {"device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": 1 << 20, "max_model_len": 64}
+    plans = {}
+    for folder, quantization in ((source, "auto"), (source, "fp8"), (made.folder, "auto")):
+        config = make_engine_config({"model": str(folder), "quantization": quantization, **options})
+        with caplog.at_level("INFO", logger="octavo.worker.memory"):
+            plans[folder, quantization] = make_plan(config)
+    assert len({plan.usage.weight_bytes for plan in plans.values()}) == 1
+    assert [plan.config.model.quantization for plan in plans.values()] == ["none", "fp8", "none"]
+    assert caplog.text.count("fp8 weights are kept as float32") == 2
