@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +24,12 @@ from octavo.layers.attention import Attention, set_backend
 from octavo.layers.embedding import Embedding
 from octavo.layers.fused.base import BlockWeights, DecodeKernels, DecoderWeights, Weights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
-from octavo.layers.linear import DENSE, Linear, LinearMethod
+from octavo.layers.linear import Choice, Linear, dense
 from octavo.layers.norm import RMSNorm
+from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary, RotarySpec
 from octavo.models.config import NormalConfig
-from octavo.models.weights import load_strict
-
-if TYPE_CHECKING:
-    from octavo.layers.fused.qkv_attention import QkvAttention
+from octavo.models.weights import finish_linears, linears_of, load_strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +137,7 @@ class SelfAttention(nn.Module):
         spec: BlockSpec,
         names: Names,
         rotary: Rotary,
-        method: LinearMethod,
+        choose: Choice,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -149,47 +146,39 @@ class SelfAttention(nn.Module):
         head_dim = self.shape.head_dim
         q_size, kv_size = self.shape.num_heads * head_dim, self.shape.num_kv_heads * head_dim
         shards = {names.q: q_size, names.k: kv_size, names.v: kv_size}
-        self.qkv = Linear(spec.hidden_size, shards, bias=spec.qkv_bias, dtype=dtype, device=device, method=method)
+        self.qkv = Linear(spec.hidden_size, shards, bias=spec.qkv_bias, dtype=dtype, device=device, choose=choose)
         self.o = Linear(
-            q_size, {names.o: spec.hidden_size}, bias=spec.o_bias, dtype=dtype, device=device, method=method
+            q_size, {names.o: spec.hidden_size}, bias=spec.o_bias, dtype=dtype, device=device, choose=choose
         )
         self.q_norm = RMSNorm(head_dim, spec.norm_eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.k_norm = RMSNorm(head_dim, spec.norm_eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.rotary = rotary
         self.attention = Attention(spec.attention)
-        self.fused: QkvAttention | None = None
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]."""
-        qkv_to = self.qkv(hidden_tm)
-        attend = self.fused or self._attend
-        result_tm: Tensor = self.o(attend(qkv_to, cos_sin_tr, ctx))
-        return result_tm
-
-    def _attend(self, qkv_to: Tensor, cos_sin_tr: Tensor, ctx: ForwardContext) -> Tensor:
         heads, groups = self.shape.num_heads, self.shape.num_kv_heads
-        qkv = qkv_to.view(-1, heads + 2 * groups, self.shape.head_dim)
+        qkv = self.qkv(hidden_tm).unflatten(-1, (heads + 2 * groups, self.shape.head_dim))
         q_thd, k_tgd, v_tgd = torch.split(qkv, [heads, groups, groups], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q_thd, k_tgd = self.q_norm(q_thd), self.k_norm(k_tgd)
         q_thd, k_tgd = self.rotary(q_thd, k_tgd, cos_sin_tr)
-        out_thd: Tensor = self.attention(q_thd, k_tgd, v_tgd, ctx)
-        return out_thd.flatten(1)
+        out_thd = self.attention(q_thd, k_tgd, v_tgd, ctx)
+        result_tm: Tensor = self.o(out_thd.flatten(1))
+        return result_tm
 
 
 class GatedMLP(nn.Module):
     """down(act(gate) * up), gate and up from one product."""
 
-    def __init__(
-        self, spec: BlockSpec, names: Names, method: LinearMethod, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         inner, outer = spec.intermediate_size, spec.hidden_size
         self.gate_up = Linear(
-            outer, {names.gate: inner, names.up: inner}, bias=spec.mlp_bias, dtype=dtype, device=device, method=method
+            outer, {names.gate: inner, names.up: inner}, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose
         )
         self.act = GatedActivation(spec.hidden_act)
-        self.down = Linear(inner, {names.down: outer}, bias=spec.mlp_bias, dtype=dtype, device=device, method=method)
+        self.down = Linear(inner, {names.down: outer}, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
@@ -205,16 +194,16 @@ class DecoderBlock(nn.Module):
         spec: BlockSpec,
         names: Names,
         rotary: Rotary,
-        method: LinearMethod,
+        choose: Choice,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
         self.names = names
         self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps, dtype=dtype, device=device)
-        self.attention = SelfAttention(spec, names, rotary, method, dtype, device)
+        self.attention = SelfAttention(spec, names, rotary, choose, dtype, device)
         self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(spec, names, method, dtype, device)
+        self.mlp = GatedMLP(spec, names, choose, dtype, device)
 
     def forward(
         self, hidden_tm: Tensor, residual_tm: Tensor | None, cos_sin_tr: Tensor, ctx: ForwardContext
@@ -249,7 +238,8 @@ class DecoderBlock(nn.Module):
         norms = attention.q_norm, attention.k_norm
         q_gain_d, k_gain_d = (None if norm is None else norm.weight for norm in norms)
         qkv, o, gate_up, down = (
-            Weights(linear.weight, linear.bias) for linear in (attention.qkv, attention.o, mlp.gate_up, mlp.down)
+            Weights(linear.weight, linear.bias, linear.weight_scale)
+            for linear in (attention.qkv, attention.o, mlp.gate_up, mlp.down)
         )
         return BlockWeights(
             attention=attention.shape,
@@ -269,7 +259,7 @@ class Decoder(nn.Module):
     """A native model; see `models.base.CausalLM`. Parameters are allocated, not initialised.
 
     `decode_kernels` says who runs decode steps: "plain" the modules, "fused" the fused kernels (ModelError where they
-    can't), "auto" the latter where they can. But for "plain", the modules too use fused kernels on CUDA (`use_joins`).
+    can't), "auto" the latter where they can. `choose_under` gives the methods of the linear layers under a prefix.
     """
 
     def __init__(
@@ -280,18 +270,20 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         max_length: int,
-        method: LinearMethod = DENSE,
+        choose_under: Callable[[str], Choice] = lambda prefix: dense,
         decode_kernels: str = "auto",
     ) -> None:
         super().__init__()
         self.names = family.names
         self.vocab_size = config.vocab_size
+        self.quantization = config.quantization
         specs = [family.block(config, layer) for layer in range(config.num_layers)]
         self.attention_specs = [spec.attention for spec in specs]
         self.rotary = Rotary(rotary_spec(config), max_length, device=device)
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.blocks = nn.ModuleList(
-            DecoderBlock(spec, family.names, self.rotary, method, dtype, device) for spec in specs
+            DecoderBlock(spec, family.names, self.rotary, choose_under(family.names.layer.format(i=i)), dtype, device)
+            for i, spec in enumerate(specs)
         )
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
         self.is_tied = config.tie_word_embeddings
@@ -299,18 +291,18 @@ class Decoder(nn.Module):
             self.embed if self.is_tied else Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         )
 
+        linears = linears_of(self)
         shape = DecoderShape(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
             hidden_act=config.hidden_act,
             rotary_dim=self.rotary.spec.rotary_dim,
             attention=tuple(self.attention_specs),
-            is_dense=method is DENSE,
+            is_dense=all(linear.weight.dtype in (dtype, torch.float8_e4m3fn) for linear in linears),
             dtype=dtype,
+            has_fp8=any(linear.weight_scale is not None for linear in linears),
         )
         self.decode_kernels = self._decode_kernels(decode_kernels, shape, device)
-        if device.type == "cuda" and decode_kernels != "plain":
-            self.use_joins()
 
     def _decode_kernels(self, choice: str, shape: DecoderShape, device: torch.device) -> DecodeKernels | None:
         """The fused kernels over this model's parameters, or None to run its modules."""
@@ -324,17 +316,6 @@ class Decoder(nn.Module):
         if choice == "fused":
             raise ModelError(f"--decode-kernels fused can't run this model here: {reason}; use auto or plain")
         return None
-
-    def use_joins(self) -> None:
-        """From now on run what lies between the products with fused kernels; needs the Triton attention backend."""
-        from octavo.layers.fused.joins import has_dependent_launches, use_joins  # these load Triton
-        from octavo.layers.fused.qkv_attention import QkvAttention
-
-        pdl = has_dependent_launches(self.norm.weight.device)
-        use_joins(self, pdl=pdl)
-        for layer in (block.attention for block in self.layers()):
-            if QkvAttention.fits(layer.attention, layer.rotary):
-                layer.fused = QkvAttention(layer.attention, layer.q_norm, layer.k_norm, layer.rotary, pdl=pdl)
 
     def weights(self) -> DecoderWeights:
         """The parameters, by what they are for; needs dense layers."""
@@ -390,4 +371,5 @@ class Decoder(nn.Module):
             tied = {f"{names.head}.weight": f"{names.embed}.weight"}
         else:
             slots[f"{names.head}.weight"] = self.head.weight
-        load_strict(slots, tied, tensors)
+        load_strict(slots, tied, as_kept(tensors, slots, self.quantization))
+        finish_linears(self)
