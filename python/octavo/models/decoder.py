@@ -159,7 +159,7 @@ class SelfAttention(nn.Module):
         """[t, m] -> [t, m]."""
         heads, groups = self.shape.num_heads, self.shape.num_kv_heads
         qkv = self.qkv(hidden_tm).unflatten(-1, (heads + 2 * groups, self.shape.head_dim))
-        q_thd, k_tgd, v_tgd = qkv.split((heads, groups, groups), dim=1)
+        q_thd, k_tgd, v_tgd = torch.split(qkv, [heads, groups, groups], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q_thd, k_tgd = self.q_norm(q_thd), self.k_norm(k_tgd)
         q_thd, k_tgd = self.rotary(q_thd, k_tgd, cos_sin_tr)
