@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,9 @@ from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary, RotarySpec
 from octavo.models.config import NormalConfig
 from octavo.models.weights import finish_linears, linears_of, load_strict
+
+if TYPE_CHECKING:
+    from octavo.layers.fused.qkv_attention import QkvAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +158,24 @@ class SelfAttention(nn.Module):
         self.k_norm = RMSNorm(head_dim, spec.norm_eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.rotary = rotary
         self.attention = Attention(spec.attention)
+        self.fused: QkvAttention | None = None
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]."""
+        qkv_to = self.qkv(hidden_tm)
+        attend = self.fused or self._attend
+        result_tm: Tensor = self.o(attend(qkv_to, cos_sin_tr, ctx))
+        return result_tm
+
+    def _attend(self, qkv_to: Tensor, cos_sin_tr: Tensor, ctx: ForwardContext) -> Tensor:
         heads, groups = self.shape.num_heads, self.shape.num_kv_heads
-        qkv = self.qkv(hidden_tm).unflatten(-1, (heads + 2 * groups, self.shape.head_dim))
+        qkv = qkv_to.view(-1, heads + 2 * groups, self.shape.head_dim)
         q_thd, k_tgd, v_tgd = torch.split(qkv, [heads, groups, groups], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q_thd, k_tgd = self.q_norm(q_thd), self.k_norm(k_tgd)
         q_thd, k_tgd = self.rotary(q_thd, k_tgd, cos_sin_tr)
-        out_thd = self.attention(q_thd, k_tgd, v_tgd, ctx)
-        result_tm: Tensor = self.o(out_thd.flatten(1))
-        return result_tm
+        out_thd: Tensor = self.attention(q_thd, k_tgd, v_tgd, ctx)
+        return out_thd.flatten(1)
 
 
 class GatedMLP(nn.Module):
@@ -259,7 +269,8 @@ class Decoder(nn.Module):
     """A native model; see `models.base.CausalLM`. Parameters are allocated, not initialised.
 
     `decode_kernels` says who runs decode steps: "plain" the modules, "fused" the fused kernels (ModelError where they
-    can't), "auto" the latter where they can. `choose_under` gives the methods of the linear layers under a prefix.
+    can't), "auto" the latter where they can. But for "plain", the modules too use fused kernels on CUDA (`use_joins`).
+    `choose_under` gives the methods of the linear layers under a prefix.
     """
 
     def __init__(
@@ -303,6 +314,8 @@ class Decoder(nn.Module):
             has_fp8=any(linear.weight_scale is not None for linear in linears),
         )
         self.decode_kernels = self._decode_kernels(decode_kernels, shape, device)
+        if device.type == "cuda" and decode_kernels != "plain":
+            self.use_joins()
 
     def _decode_kernels(self, choice: str, shape: DecoderShape, device: torch.device) -> DecodeKernels | None:
         """The fused kernels over this model's parameters, or None to run its modules."""
@@ -316,6 +329,17 @@ class Decoder(nn.Module):
         if choice == "fused":
             raise ModelError(f"--decode-kernels fused can't run this model here: {reason}; use auto or plain")
         return None
+
+    def use_joins(self) -> None:
+        """From now on run what lies between the products with fused kernels; needs the Triton attention backend."""
+        from octavo.layers.fused.joins import has_dependent_launches, use_joins  # these load Triton
+        from octavo.layers.fused.qkv_attention import QkvAttention
+
+        pdl = has_dependent_launches(self.norm.weight.device)
+        use_joins(self, pdl=pdl)
+        for layer in (block.attention for block in self.layers()):
+            if QkvAttention.fits(layer.attention, layer.rotary):
+                layer.fused = QkvAttention(layer.attention, layer.q_norm, layer.k_norm, layer.rotary, pdl=pdl)
 
     def weights(self) -> DecoderWeights:
         """The parameters, by what they are for; needs dense layers."""
