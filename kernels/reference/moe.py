@@ -1,0 +1,45 @@
+"""What a mixture of experts computes (kernels/triton/moe_*.py): router, top-k, experts of gated MLPs, weighted sum.
+
+Shape suffixes: m rows, h model dim, e experts, j choices, i inner dim, f flat pairs (row * TOP_K + choice).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def route(logit_me: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """(experts int64 [m, j], best first and of equals the lower number; their softmax weights fp32 [m, j])."""
+    probability_me = logit_me.float().softmax(-1)
+    order_me = logit_me.float().sort(dim=-1, descending=True, stable=True).indices
+    expert_mj = order_me[:, :top_k]
+    weight_mj = probability_me.gather(1, expert_mj)
+    if renormalize:
+        weight_mj = weight_mj / weight_mj.sum(-1, keepdim=True)
+    return expert_mj, weight_mj
+
+
+def sort_pairs(expert_mj: Tensor, num_experts: int, block: int) -> tuple[list[int], list[int]]:
+    """(pair of each place or -1, expert of each tile of `block` places), without tiles that hold no pair."""
+    pair_s: list[int] = []
+    expert_t: list[int] = []
+    expert_f = expert_mj.flatten().tolist()
+    for expert in range(num_experts):
+        pairs = [f for f, e in enumerate(expert_f) if e == expert]
+        tiles = -(-len(pairs) // block)
+        pair_s += pairs + [-1] * (tiles * block - len(pairs))
+        expert_t += [expert] * tiles
+    return pair_s, expert_t
+
+
+def experts(x_mh: Tensor, expert_mj: Tensor, weight_mj: Tensor, gate_up_e2ih: Tensor, down_ehi: Tensor) -> Tensor:
+    """Sum over choices of weight * down(silu(gate) * up), fp32 [m, h]."""
+    out_mh = torch.zeros(x_mh.shape, dtype=torch.float32, device=x_mh.device)
+    for expert in range(gate_up_e2ih.shape[0]):
+        row, choice = (expert_mj == expert).nonzero(as_tuple=True)
+        gate_ri, up_ri = F.linear(x_mh[row].float(), gate_up_e2ih[expert].float()).chunk(2, dim=-1)
+        y_rh = F.linear(F.silu(gate_ri) * up_ri, down_ehi[expert].float())
+        out_mh.index_add_(0, row, y_rh * weight_mj[row, choice, None].float())
+    return out_mh

@@ -1,0 +1,415 @@
+"""A mixture of experts as launches: of a decode step on the residual stream, or of any number of normed rows.
+
+Decode (at most MAX_ROWS rows, inputs and outputs as skinny_linear.py has them): router | top-k | sort | gate_up | down
+| sum + residual; one row: router | top-k | gate_up | down + residual. Other rows: router logits from outside, then
+top-k | [count] | sort | gate_up | down | sum. Nothing is read back, and grids depend on the number of rows only.
+
+Shape suffixes: m rows, h model dim, e experts, j choices, i inner dim, f flat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from octavo.kernels.triton import moe_gemv
+from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.moe_gemm import combine_kernel, expert_gemm
+from octavo.kernels.triton.moe_route import count_kernel, router_kernel, sort_kernel, top_k_kernel
+from octavo.kernels.triton.moe_table import DOWN_ROWS, GATE_UP_ROWS, Tile, fit_rows, tiles_for
+from octavo.kernels.triton.skinny_linear import ResidualStream
+from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, bucket_for
+
+ROUTER_M: Final = 16
+ROUTER_K: Final = 128
+CHUNK: Final = 1024
+"""Pairs that the sort looks at in one go; more are counted by a kernel of their own first."""
+COMBINE_N: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """One layer's weights: router [e, h], gate above up [e, 2 i, h], down [e, h, i]; and how rows are routed."""
+
+    router_eh: Tensor
+    gate_up_e2ih: Tensor
+    down_ehi: Tensor
+    top_k: int
+    renormalize: bool
+
+    @property
+    def num_experts(self) -> int:
+        return self.router_eh.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.router_eh.shape[1]
+
+    @property
+    def inner(self) -> int:
+        return self.down_ehi.shape[2]
+
+    def tiles(self, num_rows: int) -> dict[str, Tile]:
+        """How both products are cut for so many rows."""
+        per_expert = num_rows * self.top_k / self.num_experts
+        return tiles_for(per_expert, self.width, self.inner, self.down_ehi.element_size())
+
+    def num_tiles(self, num_rows: int, block_m: int) -> int:
+        """Tiles that so many rows can need at most: every expert has a started one, whatever the routing."""
+        pairs = num_rows * self.top_k
+        started = min(self.num_experts, pairs)
+        return started + (pairs - started) // block_m
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Between the router and the products."""
+
+    expert_f: Tensor
+    """int32, a pair each."""
+    weight_f: Tensor
+    """fp32."""
+    scale_m: Tensor
+    """fp32: 1 / rms of each row."""
+    pair_s: Tensor
+    expert_t: Tensor
+
+    @classmethod
+    def allocate(cls, experts: Experts, num_rows: int, num_tiles: int, block_m: int) -> Routing:
+        """For so many rows in tiles of at most `block_m` places."""
+        device, pairs = experts.router_eh.device, num_rows * experts.top_k
+
+        def zeros(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        return cls(
+            expert_f=zeros(pairs),
+            weight_f=zeros(pairs, torch.float32),
+            scale_m=zeros(num_rows, torch.float32),
+            pair_s=zeros(num_tiles * block_m),
+            expert_t=zeros(num_tiles),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBuffers:
+    """Everything between the kernels of a decode step, for MAX_ROWS rows."""
+
+    logit_f: Tensor
+    routing: Routing
+    inner_to: Tensor
+    """[places, inner] of the first product."""
+    pair_to: Tensor
+    """[pairs, width] of the second."""
+
+    @classmethod
+    def allocate(cls, experts: Experts) -> DecodeBuffers:
+        """For experts of these sizes."""
+        blocks = {bucket: experts.tiles(bucket)["gate_up"].block_m for bucket in BUCKETS}
+        tiles = {bucket: experts.num_tiles(bucket, block) for bucket, block in blocks.items()}
+        most = max(tiles.values())
+        places = max(block * tiles[bucket] for bucket, block in blocks.items())
+        weight = experts.down_ehi
+        parts = triton.cdiv(experts.width, ROUTER_K)
+        logits = torch.zeros(parts * MAX_ROWS * experts.num_experts, dtype=torch.float32, device=weight.device)
+        routing = Routing.allocate(experts, MAX_ROWS, most, triton.cdiv(places, most))
+        return cls(
+            logit_f=logits,
+            routing=routing,
+            inner_to=torch.zeros(places, experts.inner, dtype=weight.dtype, device=weight.device),
+            pair_to=torch.zeros(MAX_ROWS * experts.top_k, experts.width, dtype=weight.dtype, device=weight.device),
+        )
+
+
+def num_partials(experts: Experts, num_rows: int) -> int:
+    """Partial sums of squares a row that `decode` leaves on the stream."""
+    if num_rows == 1:
+        return experts.width // fit_rows(DOWN_ROWS, experts.width, experts.inner).block_n
+    return triton.cdiv(experts.width, COMBINE_N)
+
+
+def decode(
+    experts: Experts,
+    stream: ResidualStream,
+    buffers: DecodeBuffers,
+    num_rows: int,
+    *,
+    partials: int,
+    gain_n: Tensor,
+    eps: float,
+) -> list[Launch]:
+    """residual += experts(norm(residual)), and the next norm's inputs with its gain `gain_n`; `partials` sums of
+    squares a row come with the stream."""
+    x_mh, routing = stream.gained_mn[:num_rows], buffers.routing
+    router = _router(experts, x_mh, buffers.logit_f)
+    parts = triton.cdiv(experts.width, ROUTER_K)
+    top_k = _top_k(experts, buffers.logit_f, parts, routing, num_rows, stream.squares_f, partials, eps)
+    if num_rows == 1:
+        return [router, top_k, *_one_row(experts, stream, buffers, gain_n)]
+    tiles = experts.tiles(bucket_for(num_rows))
+    num_tiles = experts.num_tiles(num_rows, tiles["gate_up"].block_m)
+    return [
+        router,
+        top_k,
+        _sort(experts, routing, num_rows, num_tiles, tiles["gate_up"].block_m, None),
+        _gate_up(experts, x_mh, routing, buffers.inner_to, tiles["gate_up"], num_tiles, is_scaled=True),
+        _down(experts, routing, buffers.inner_to, buffers.pair_to, tiles["down"], num_tiles),
+        _combine(experts, buffers.pair_to, num_rows, None, (stream, gain_n, bucket_for(num_rows))),
+    ]
+
+
+def mix(experts: Experts, x_mh: Tensor, logit_me: Tensor) -> Tensor:
+    """The experts' weighted sum [m, h] for normed rows and their router logits, on CUDA; no host synchronization.
+    The sizes must be ones that moe_table.py `supports`."""
+    out_mh = torch.empty_like(x_mh)
+    pdl = torch.version.hip is None and torch.cuda.get_device_capability(x_mh.device) >= (9, 0)
+    for launch in forward(experts, x_mh, logit_me, out_mh):
+        launch.run(pdl=pdl)
+    return out_mh
+
+
+def forward(experts: Experts, x_mh: Tensor, logit_me: Tensor, out_mh: Tensor) -> list[Launch]:
+    """out = experts(x) for normed rows and their router logits. Scratch is allocated here."""
+    num_rows, dtype = x_mh.shape[0], x_mh.dtype
+    tiles = experts.tiles(num_rows)
+    block_m = tiles["gate_up"].block_m
+    num_tiles = experts.num_tiles(num_rows, block_m)
+    routing = Routing.allocate(experts, num_rows, num_tiles, block_m)
+    inner_si = x_mh.new_empty(num_tiles * block_m, experts.inner, dtype=dtype)
+    pair_fh = x_mh.new_empty(num_rows * experts.top_k, experts.width, dtype=dtype)
+    launches = [_top_k(experts, logit_me, 1, routing, num_rows, routing.scale_m, 0, 0.0)]
+    counts: Tensor | None = None
+    chunks = triton.cdiv(num_rows * experts.top_k, CHUNK)
+    if chunks > 1:
+        counts = routing.expert_t.new_empty(chunks, experts.num_experts)
+        launches.append(_count(experts, routing, num_rows, counts))
+    return [
+        *launches,
+        _sort(experts, routing, num_rows, num_tiles, block_m, counts),
+        _gate_up(experts, x_mh, routing, inner_si, tiles["gate_up"], num_tiles, is_scaled=False),
+        _down(experts, routing, inner_si, pair_fh, tiles["down"], num_tiles),
+        _combine(experts, pair_fh, num_rows, out_mh, None),
+    ]
+
+
+def _router(experts: Experts, x_mh: Tensor, logit_f: Tensor) -> Launch:
+    num_rows = x_mh.shape[0]
+    args = {"x_mk": x_mh, "router_ek": experts.router_eh, "logit_pme": logit_f, "num_rows": num_rows}
+    constants = {
+        "K": experts.width,
+        "EXPERTS": experts.num_experts,
+        "EXPERTS_P2": max(16, triton.next_power_of_2(experts.num_experts)),
+        "BLOCK_M": ROUTER_M,
+        "BLOCK_K": ROUTER_K,
+    }
+    grid = (triton.cdiv(experts.width, ROUTER_K), triton.cdiv(num_rows, ROUTER_M))
+    return Launch(router_kernel, grid, args, constants, 8)
+
+
+def _top_k(
+    experts: Experts,
+    logits: Tensor,
+    parts: int,
+    routing: Routing,
+    num_rows: int,
+    squares_f: Tensor,
+    partials: int,
+    eps: float,
+) -> Launch:
+    args = {
+        "logit_pme": logits,
+        "squares_f": squares_f,
+        "expert_mk": routing.expert_f,
+        "weight_mk": routing.weight_f,
+        "scale_m": routing.scale_m,
+        "num_rows": num_rows,
+        "eps": eps,
+    }
+    constants = {
+        "WIDTH": experts.width,
+        "EXPERTS": experts.num_experts,
+        "EXPERTS_P2": triton.next_power_of_2(experts.num_experts),
+        "TOP_K": experts.top_k,
+        "RENORMALIZE": experts.renormalize,
+        "PARTS": parts,
+        "PARTS_P2": triton.next_power_of_2(parts),
+        "PARTIALS": partials,
+        "PARTIALS_P2": triton.next_power_of_2(max(partials, 1)),
+        "BUCKET": bucket_for(num_rows) if partials else 1,
+    }
+    return Launch(top_k_kernel, (num_rows,), args, constants, _top_k_warps(experts.num_experts))
+
+
+def _top_k_warps(num_experts: int) -> int:
+    """So many that a thread compares at most 64 pairs of experts."""
+    return max(1, triton.next_power_of_2(num_experts) ** 2 // (32 * 64))
+
+
+def _count(experts: Experts, routing: Routing, num_rows: int, counts: Tensor) -> Launch:
+    args = {"expert_f": routing.expert_f, "count_pe": counts, "num_pairs": num_rows * experts.top_k}
+    constants = {"EXPERTS": experts.num_experts, "BINS": _bins(experts), "CHUNK": CHUNK}
+    return Launch(count_kernel, (counts.shape[0],), args, constants, 4)
+
+
+def _sort(
+    experts: Experts, routing: Routing, num_rows: int, num_tiles: int, block_m: int, counts: Tensor | None
+) -> Launch:
+    args = {
+        "expert_f": routing.expert_f,
+        "count_pe": routing.expert_f if counts is None else counts,
+        "pair_s": routing.pair_s,
+        "expert_t": routing.expert_t,
+        "num_pairs": num_rows * experts.top_k,
+        "num_chunks": 0 if counts is None else counts.shape[0],
+        "num_tiles": num_tiles,
+    }
+    constants = {
+        "EXPERTS": experts.num_experts,
+        "BINS": _bins(experts),
+        "BLOCK_M": block_m,
+        "CHUNK": CHUNK,
+        "COUNTED": counts is not None,
+    }
+    return Launch(sort_kernel, (experts.num_experts,), args, constants, 4)
+
+
+def _bins(experts: Experts) -> int:
+    """A power of two with room for "no expert"."""
+    return triton.next_power_of_2(experts.num_experts + 1)
+
+
+def _gate_up(
+    experts: Experts,
+    x_mh: Tensor,
+    routing: Routing,
+    inner_si: Tensor,
+    tile: Tile,
+    num_tiles: int,
+    *,
+    is_scaled: bool,
+) -> Launch:
+    n, k = experts.inner, experts.width
+    return _gemm(experts.gate_up_e2ih, x_mh, inner_si, n, k, routing, tile, num_tiles, experts.top_k, is_scaled)
+
+
+def _down(experts: Experts, routing: Routing, inner_si: Tensor, pair_fh: Tensor, tile: Tile, num_tiles: int) -> Launch:
+    n, k = experts.width, experts.inner
+    return _gemm(experts.down_ehi, inner_si, pair_fh, n, k, routing, tile, num_tiles, experts.top_k, None)
+
+
+def _gemm(
+    weight: Tensor,
+    x_rk: Tensor,
+    y_rn: Tensor,
+    n: int,
+    k: int,
+    routing: Routing,
+    tile: Tile,
+    num_tiles: int,
+    top_k: int,
+    is_scaled: bool | None,
+) -> Launch:
+    """One product; `is_scaled` None: the second."""
+    tma = has_tma(weight.device)
+    flat = weight.view(-1, k)
+    args: dict[str, Any] = {
+        "x_rk": x_rk,
+        "weight": TensorDescriptor(flat, list(flat.shape), [k, 1], [tile.block_n, tile.block_k]) if tma else flat,
+        "pair_s": routing.pair_s,
+        "expert_t": routing.expert_t,
+        "scale_m": routing.scale_m,
+        "weight_f": routing.weight_f,
+        "y_rn": y_rn,
+    }
+    constants = {
+        "N": n,
+        "K": k,
+        "TOP_K": top_k,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GATED": is_scaled is not None,
+        "SCALED": bool(is_scaled),
+        "SWAP_AB": tile.swap,
+        "TMA": tma,
+    }
+    return Launch(expert_gemm, (n // tile.block_n, num_tiles), args, constants, tile.warps, tile.stages)
+
+
+def has_tma(device: torch.device) -> bool:
+    """Whether weights come by the tensor memory accelerator (the interpreter has one too)."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _combine(
+    experts: Experts,
+    pair_fh: Tensor,
+    num_rows: int,
+    out_mh: Tensor | None,
+    following: tuple[ResidualStream, Tensor, int] | None,
+) -> Launch:
+    """Into `out_mh`, or onto (stream, gain of the next norm, bucket)."""
+    stream, gain_n, bucket = following or (None, pair_fh, 1)
+    args = {
+        "y_fn": pair_fh,
+        "out_mn": pair_fh if out_mh is None else out_mh,
+        "residual_mn": pair_fh if stream is None else stream.residual_mn,
+        "gained_mn": pair_fh if stream is None else stream.gained_mn,
+        "gain_n": gain_n,
+        "squares_out": pair_fh if stream is None else stream.squares_f,
+    }
+    constants = {
+        "N": experts.width,
+        "TOP_K": experts.top_k,
+        "BLOCK_N": COMBINE_N,
+        "RESIDUAL": stream is not None,
+        "BUCKET": bucket,
+    }
+    return Launch(combine_kernel, (triton.cdiv(experts.width, COMBINE_N), num_rows), args, constants, 4)
+
+
+def _one_row(experts: Experts, stream: ResidualStream, buffers: DecodeBuffers, gain_n: Tensor) -> list[Launch]:
+    width, inner, routing = experts.width, experts.inner, buffers.routing
+    first, second = fit_rows(GATE_UP_ROWS, inner, width), fit_rows(DOWN_ROWS, width, inner)
+    gate_up = Launch(
+        moe_gemv.gate_up_kernel,
+        (inner // first.block_n, experts.top_k),
+        {
+            "x_k": stream.gained_mn,
+            "weight": experts.gate_up_e2ih,
+            "expert_j": routing.expert_f,
+            "scale_m": routing.scale_m,
+            "y_jn": buffers.inner_to,
+        },
+        {"N": inner, "K": width, "BLOCK_N": first.block_n, "BLOCK_K": first.block_k},
+        first.warps,
+    )
+    down = Launch(
+        moe_gemv.down_kernel,
+        (width // second.block_n,),
+        {
+            "x_jk": buffers.inner_to,
+            "weight": experts.down_ehi,
+            "expert_j": routing.expert_f,
+            "weight_j": routing.weight_f,
+            "residual_n": stream.residual_mn,
+            "gained_n": stream.gained_mn,
+            "gain_n": gain_n,
+            "squares_out": stream.squares_f,
+        },
+        {
+            "N": width,
+            "K": inner,
+            "TOP_K": experts.top_k,
+            "TOP_K_P2": triton.next_power_of_2(experts.top_k),
+            "BLOCK_N": second.block_n,
+            "BLOCK_K": second.block_k,
+        },
+        second.warps,
+    )
+    return [gate_up, down]

@@ -1,0 +1,139 @@
+"""Products of a mixture of experts over rows sorted by expert (moe_route.py), and the sum of each row's experts.
+
+The first product gathers its rows by index and applies the gated activation, the second weighs its rows and scatters
+them by pair; the sum adds a row's pairs in the order of its choices, so no result depends on which program came first.
+Weights are read by the tensor memory accelerator where there is one (TMA), by pointers elsewhere; tiles that hold no
+pair end at once, so only chosen experts are read. Launches: moe.py.
+
+Shape suffixes: r rows of the input, s places, f flat pairs, t tiles, m rows, n output features, k input features; as
+the tile's own axes: m places, n output features.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_weights(weight, row, k, ROWS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr):
+    """ROWS x BLOCK_K of all experts' stacked matrices, from `row` and `k` on."""
+    if TMA:
+        block = weight.load([row, k])
+    else:
+        n = row.to(tl.int64) + tl.arange(0, ROWS)
+        block = tl.load(weight + n[:, None] * K + (k + tl.arange(0, BLOCK_K))[None, :])
+    return block
+
+
+@triton.jit
+def expert_gemm(
+    x_rk,
+    weight,
+    pair_s,
+    expert_t,
+    scale_m,
+    weight_f,
+    y_rn,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,  # first product: x by row, y by place; else second: x by place, y by pair
+    SCALED: tl.constexpr,  # the first product's rows are still to be scaled by scale_m
+    SWAP_AB: tl.constexpr,  # weights as the left operand, so that BLOCK_M may be below 64
+    TMA: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    n0 = tl.program_id(0) * BLOCK_N
+    tile = tl.program_id(1)
+    s = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    if GATED and PDL:  # the second product's indices are two kernels old
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    expert = tl.load(expert_t + tile)
+    if expert < 0:
+        return
+    pair = tl.load(pair_s + s)
+    is_real = pair >= 0
+    if PDL and not GATED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    MATRICES: tl.constexpr = 2 if GATED else 1
+    first_row = expert * (MATRICES * N) + n0
+    source = (tl.where(is_real, pair, 0) // TOP_K) if GATED else s
+    k = tl.arange(0, BLOCK_K)
+    x_rows = x_rk + source.to(tl.int64)[:, None] * K + k[None, :]
+    R: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
+    C: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
+    acc = tl.zeros([R, C], tl.float32)
+    up = tl.zeros([R, C], tl.float32)
+    for k0 in range(0, K, BLOCK_K):
+        x = tl.load(x_rows + k0, mask=is_real[:, None], other=0.0)
+        w = load_weights(weight, first_row, k0, BLOCK_N, K, BLOCK_K, TMA)
+        if SWAP_AB:
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+        if GATED:
+            u = load_weights(weight, first_row + N, k0, BLOCK_N, K, BLOCK_K, TMA)
+            if SWAP_AB:
+                up = tl.dot(u, tl.trans(x), up, input_precision="ieee")
+            else:
+                up = tl.dot(x, tl.trans(u), up, input_precision="ieee")
+    M_AXIS: tl.constexpr = 0 if SWAP_AB else 1
+    if GATED:
+        if SCALED:
+            scale = tl.expand_dims(tl.load(scale_m + source, mask=is_real, other=0.0), M_AXIS)
+            acc = acc * scale
+            up = up * scale
+        acc = acc / (1.0 + tl.exp(-acc)) * up
+        target = s
+    else:
+        acc = acc * tl.expand_dims(tl.load(weight_f + pair, mask=is_real, other=0.0), M_AXIS)
+        target = pair
+    n = tl.expand_dims(n0 + tl.arange(0, BLOCK_N), 1 - M_AXIS)
+    place = tl.expand_dims(target.to(tl.int64), M_AXIS) * N + n
+    tl.store(y_rn + place, acc.to(y_rn.dtype.element_ty), mask=tl.expand_dims(is_real, M_AXIS))
+
+
+@triton.jit
+def combine_kernel(
+    y_fn,
+    out_mn,
+    residual_mn,
+    gained_mn,
+    gain_n,
+    squares_out,
+    N: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    RESIDUAL: tl.constexpr,  # add to the residual and make the next norm's inputs (skinny_linear.py); else store
+    BUCKET: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """BLOCK_N features of one row: the sum of its (weighted) experts."""
+    tile = tl.program_id(0)
+    row = tl.program_id(1)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < N
+    place = row.to(tl.int64) * N + n
+    if RESIDUAL:
+        gain = tl.load(gain_n + n, mask=inside, other=0.0).to(tl.float32)
+        residual = tl.load(residual_mn + place, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    total = tl.zeros([BLOCK_N], tl.float32)
+    for choice in tl.static_range(TOP_K):
+        total += tl.load(y_fn + (row.to(tl.int64) * TOP_K + choice) * N + n, mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        rounded = (residual + total).to(residual_mn.dtype.element_ty)
+        total = rounded.to(tl.float32)
+        tl.store(residual_mn + place, rounded, mask=inside)
+        tl.store(gained_mn + place, (total * gain).to(gained_mn.dtype.element_ty), mask=inside)
+        tl.store(squares_out + tile * BUCKET + row, tl.sum(total * total, 0))
+    else:
+        tl.store(out_mn + place, total.to(out_mn.dtype.element_ty), mask=inside)

@@ -1,0 +1,96 @@
+"""A mixture of experts of one row (decode of a single sequence): its chosen experts' matrices times a vector.
+
+Two kernels instead of sort, two products and a sum: with one row a program knows from its number which choice it works
+for. The second requests its first weights before the wait for the first, since the choices are two kernels old by then,
+and adds all experts itself: no sum is left over. More rows: moe_gemm.py. Launches: moe.py.
+
+Shape suffixes: j choices, n output features, k input features.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gate_up_kernel(
+    x_k,
+    weight,
+    expert_j,
+    scale_m,
+    y_jn,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """y = silu(gate) * up of one choice's expert, the input scaled by scale_m[0]."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    choice = tl.program_id(1)
+    k = tl.arange(0, BLOCK_K)
+    x = tl.load(x_k + k).to(tl.float32)[None, :]  # three kernels old
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    expert = tl.load(expert_j + choice).to(tl.int64)
+    weights = weight + expert * (2 * N * K) + n[:, None] * K + k[None, :]
+    gate = tl.load(weights).to(tl.float32) * x
+    up = tl.load(weights + N * K).to(tl.float32) * x
+    for start in tl.static_range(BLOCK_K, K, BLOCK_K):
+        x = tl.load(x_k + start + k).to(tl.float32)[None, :]
+        gate += tl.load(weights + start).to(tl.float32) * x
+        up += tl.load(weights + N * K + start).to(tl.float32) * x
+    scale = tl.load(scale_m)
+    gate_n = tl.sum(gate, 1) * scale
+    up_n = tl.sum(up, 1) * scale
+    tl.store(y_jn + choice * N + n, (gate_n / (1.0 + tl.exp(-gate_n)) * up_n).to(y_jn.dtype.element_ty))
+
+
+@triton.jit
+def down_kernel(
+    x_jk,
+    weight,
+    expert_j,
+    weight_j,
+    residual_n,
+    gained_n,
+    gain_n,
+    squares_out,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_K_P2: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """residual += the weighted sum of all chosen experts, and the next norm's inputs (skinny_linear.py)."""
+    tile = tl.program_id(0)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    j = tl.arange(0, TOP_K_P2)
+    k = tl.arange(0, BLOCK_K)
+    is_choice = j < TOP_K
+    expert = tl.load(expert_j + j, mask=is_choice, other=0).to(tl.int64)
+    share = tl.load(weight_j + j, mask=is_choice, other=0.0)[:, None]
+    rows = expert[:, None] * N + n[None, :]
+    weights = weight + rows[:, :, None] * K + k[None, None, :]
+    is_read = is_choice[:, None, None]
+    first = tl.load(weights, mask=is_read, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    inputs = x_jk + j[:, None] * K + k[None, :]
+    x = tl.load(inputs, mask=is_choice[:, None], other=0.0).to(tl.float32) * share
+    products = first.to(tl.float32) * x[:, None, :]
+    for start in tl.static_range(BLOCK_K, K, BLOCK_K):
+        x = tl.load(inputs + start, mask=is_choice[:, None], other=0.0).to(tl.float32) * share
+        products += tl.load(weights + start, mask=is_read, other=0.0).to(tl.float32) * x[:, None, :]
+    acc = tl.sum(tl.sum(products, 2), 0)
+    rounded = (tl.load(residual_n + n).to(tl.float32) + acc).to(residual_n.dtype.element_ty)
+    total = rounded.to(tl.float32)
+    gain = tl.load(gain_n + n).to(tl.float32)
+    tl.store(residual_n + n, rounded)
+    tl.store(gained_n + n, (total * gain).to(gained_n.dtype.element_ty))
+    tl.store(squares_out + tile, tl.sum(total * total, 0))

@@ -1,0 +1,167 @@
+"""Which experts take which rows of a mixture of experts, wholly on the device: router product, top-k, sort by expert.
+
+The sort's result is a list of tiles of BLOCK_M places. A place holds a pair (row * TOP_K + choice) or -1; all pairs of
+a tile belong to one expert, or the tile has none (-1). The list's length depends on the number of pairs only, so that
+the launches do not depend on what was routed. Products over the tiles: moe_gemm.py. Launches: moe.py.
+
+Shape suffixes: m rows, k model dim, e experts, p parts of a sum, f flat pairs, s places, t tiles.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def router_kernel(
+    x_mk,
+    router_ek,
+    logit_pme,
+    num_rows,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EXPERTS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One part (BLOCK_K of k) of the router's product for BLOCK_M rows; the parts are summed by whoever reads them."""
+    part = tl.program_id(0)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    e = tl.arange(0, EXPERTS_P2)
+    k = part * BLOCK_K + tl.arange(0, BLOCK_K)
+    weights = tl.load(
+        router_ek + e[:, None] * K + k[None, :], mask=(e < EXPERTS)[:, None] & (k < K)[None, :], other=0.0
+    )
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    is_real = m < num_rows
+    x = tl.load(x_mk + m[:, None] * K + k[None, :], mask=is_real[:, None] & (k < K)[None, :], other=0.0)
+    logit_me = tl.dot(x, tl.trans(weights), input_precision="ieee")
+    place = (part * num_rows + m)[:, None] * EXPERTS + e[None, :]
+    tl.store(logit_pme + place, logit_me, mask=is_real[:, None] & (e < EXPERTS)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def top_k_kernel(
+    logit_pme,
+    squares_f,
+    expert_mk,
+    weight_mk,
+    scale_m,
+    num_rows,
+    eps,
+    WIDTH: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EXPERTS_P2: tl.constexpr,
+    TOP_K: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_P2: tl.constexpr,
+    PARTIALS: tl.constexpr,  # sums of squares a row, BUCKET apart (skinny_linear.py); 0: rows are normed already
+    PARTIALS_P2: tl.constexpr,
+    BUCKET: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One row: its TOP_K experts, best first (of equals the lower number), their weights, and 1 / rms of the row."""
+    row = tl.program_id(0)
+    e = tl.arange(0, EXPERTS_P2)
+    p = tl.arange(0, PARTS_P2)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    place = (p[:, None] * num_rows + row) * EXPERTS + e[None, :]
+    is_part = (p < PARTS)[:, None] & (e < EXPERTS)[None, :]
+    logit_e = tl.sum(tl.load(logit_pme + place, mask=is_part, other=0.0).to(tl.float32), 0)
+    if PARTIALS > 0:
+        q = tl.arange(0, PARTIALS_P2)
+        squares = tl.sum(tl.load(squares_f + q * BUCKET + row, mask=q < PARTIALS, other=0.0), 0)
+        scale = tl.rsqrt(squares / WIDTH + eps)
+        tl.store(scale_m + row, scale)
+        logit_e = logit_e * scale
+    # not a number counts as the least: every rank is taken once, whatever comes in
+    logit_e = tl.where((e < EXPERTS) & (logit_e == logit_e), logit_e, -float("inf"))
+    mine, other = logit_e[:, None], logit_e[None, :]
+    is_better = (other > mine) | ((other == mine) & (e[None, :] < e[:, None]))
+    rank_e = tl.sum(is_better.to(tl.int32), 1)
+    is_chosen = rank_e < TOP_K
+    share_e = tl.exp(logit_e - tl.max(logit_e, 0))
+    total = tl.sum(tl.where(is_chosen | (not RENORMALIZE), share_e, 0.0), 0)
+    tl.store(expert_mk + row * TOP_K + rank_e, e, mask=is_chosen)
+    tl.store(weight_mk + row * TOP_K + rank_e, share_e / total, mask=is_chosen)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def count_kernel(
+    expert_f,
+    count_pe,
+    num_pairs,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """How many pairs of one chunk each expert has."""
+    chunk = tl.program_id(0)
+    f = chunk * CHUNK + tl.arange(0, CHUNK)
+    e = tl.arange(0, BINS)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    expert = tl.load(expert_f + f, mask=f < num_pairs, other=EXPERTS)
+    tl.store(count_pe + chunk * EXPERTS + e, tl.histogram(expert, BINS), mask=e < EXPERTS)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_chunks", "num_tiles"])
+def sort_kernel(
+    expert_f,
+    count_pe,
+    pair_s,
+    expert_t,
+    num_pairs,
+    num_chunks,
+    num_tiles,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,  # a power of two above EXPERTS
+    BLOCK_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+    COUNTED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One expert's tiles, its pairs in order; the last expert also marks the tiles that nobody needs."""
+    mine = tl.program_id(0)
+    e = tl.arange(0, BINS)
+    f = tl.arange(0, CHUNK)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    count_e = tl.zeros([BINS], tl.int32)
+    if COUNTED:
+        ROWS: tl.constexpr = 16
+        p = tl.arange(0, ROWS)
+        for start in range(0, num_chunks, ROWS):
+            is_count = (start + p < num_chunks)[:, None] & (e < EXPERTS)[None, :]
+            place = (start + p)[:, None] * EXPERTS + e[None, :]
+            count_e += tl.sum(tl.load(count_pe + place, mask=is_count, other=0), 0)
+    else:
+        for start in range(0, num_pairs, CHUNK):
+            expert = tl.load(expert_f + start + f, mask=start + f < num_pairs, other=EXPERTS)
+            count_e += tl.histogram(expert, BINS)
+    tiles_e = tl.where(e < EXPERTS, (count_e + BLOCK_M - 1) // BLOCK_M, 0)
+    first = tl.sum(tl.where(e < mine, tiles_e, 0), 0)
+    end = first + tl.sum(tl.where(e == mine, tiles_e, 0), 0)
+    for start in range(first, end, CHUNK):
+        tl.store(expert_t + start + f, tl.zeros_like(f) + mine, mask=start + f < end)
+    if mine == EXPERTS - 1:
+        for start in range(end, num_tiles, CHUNK):
+            tl.store(expert_t + start + f, tl.zeros_like(f) - 1, mask=start + f < num_tiles)
+    done = first * BLOCK_M
+    for start in range(0, num_pairs, CHUNK):
+        is_mine = tl.load(expert_f + start + f, mask=start + f < num_pairs, other=EXPERTS) == mine
+        place = done + tl.cumsum(is_mine.to(tl.int32), 0) - 1
+        tl.store(pair_s + place, start + f, mask=is_mine)
+        done += tl.sum(is_mine.to(tl.int32), 0)
+    rest = done + tl.arange(0, BLOCK_M)
+    tl.store(pair_s + rest, tl.zeros_like(rest) - 1, mask=rest < end * BLOCK_M)

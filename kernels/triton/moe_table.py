@@ -1,0 +1,89 @@
+"""Which tiles the products of a mixture of experts run with. Chosen by how many pairs an expert has on average: that is
+known on the host, what was routed is not.
+
+From compile-time study (registers, spills, shared memory), to be replaced by what `tests/kernels/gpu_moe.py --parts
+variants` measures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+SHARED_BYTES: Final = 227 << 10
+"""What a program may use on sm_90."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """See moe_gemm.py. `swap`: weights are the left operand."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+    swap: bool
+
+    def shared_bytes(self, op: str, item: int = 2) -> int:
+        """Of the pipeline; barriers come on top."""
+        matrices = 2 if op == "gate_up" else 1
+        return item * self.stages * (matrices * self.block_n + self.block_m) * self.block_k
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """Rows and columns of a matrix that a program of moe_gemv.py reads at a time."""
+
+    block_n: int
+    block_k: int
+    warps: int
+
+
+HALF: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
+    (10, {"gate_up": Tile(16, 64, 128, 3, 4, True), "down": Tile(16, 64, 128, 4, 4, True)}),
+    (24, {"gate_up": Tile(32, 64, 128, 3, 4, True), "down": Tile(32, 64, 128, 4, 4, True)}),
+    (96, {"gate_up": Tile(64, 64, 64, 4, 4, False), "down": Tile(64, 128, 64, 4, 4, False)}),
+    (math.inf, {"gate_up": Tile(128, 128, 64, 4, 8, False), "down": Tile(128, 128, 64, 4, 8, False)}),
+)
+"""(pairs an expert up to which it holds, tiles by op), of 2-byte numbers. Both products walk the same tiles of places:
+their `block_m` is equal."""
+SINGLE: Final = Tile(16, 32, 32, 2, 4, False)
+"""Of 4-byte numbers, at full precision."""
+
+GATE_UP_ROWS: Final = RowBlocks(8, 1024, 4)
+DOWN_ROWS: Final = RowBlocks(4, 256, 4)
+
+LEAST: Final = 16
+"""Sizes must be multiples of this: the least block of a product."""
+MAX_EXPERTS: Final = 256
+"""What one program compares all with all of."""
+
+
+def supports(width: int, inner: int, num_experts: int, top_k: int) -> bool:
+    """Whether the kernels can run experts of these sizes."""
+    return width % LEAST == 0 and inner % LEAST == 0 and top_k <= num_experts <= MAX_EXPERTS
+
+
+def tiles_for(pairs_per_expert: float, width: int, inner: int, item: int) -> dict[str, Tile]:
+    """op -> tile for matrices [inner, width] (gate_up, two of them) and [width, inner] (down), `item` bytes a number.
+
+    Blocks shrink until they divide the matrix.
+    """
+    sizes = {"gate_up": (inner, width), "down": (width, inner)}
+    if item == 2:
+        chosen = next(tiles for most, tiles in HALF if pairs_per_expert <= most)
+    else:
+        chosen = dict.fromkeys(sizes, SINGLE)
+    return {op: fit_tile(tile, *sizes[op]) for op, tile in chosen.items()}
+
+
+def fit_tile(tile: Tile, n: int, k: int) -> Tile:
+    """The tile with blocks that divide n and k."""
+    return replace(tile, block_n=math.gcd(n, tile.block_n), block_k=math.gcd(k, tile.block_k))
+
+
+def fit_rows(blocks: RowBlocks, n: int, k: int) -> RowBlocks:
+    """The blocks of rows, as far as they divide n and k."""
+    return replace(blocks, block_n=math.gcd(n, blocks.block_n), block_k=math.gcd(k, blocks.block_k))

@@ -1,0 +1,155 @@
+"""The kernels of a mixture of experts against their reference in Triton's interpreter; run by test_moe_kernels.py.
+
+All in fp32, so that bounds are tight; bf16 is for gpu_moe.py. Scratch is filled with NaN and wrong numbers first: what
+a kernel does not write must not be read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fused_steps import relative_error
+from torch import Tensor
+
+from octavo.kernels.reference.moe import experts as reference_experts
+from octavo.kernels.reference.moe import route, sort_pairs
+from octavo.kernels.reference.skinny_linear import rms_norm
+from octavo.kernels.triton import moe
+from octavo.kernels.triton.embed_norm import embed
+from octavo.kernels.triton.interpreter import mend
+from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.moe import DecodeBuffers, Experts
+from octavo.kernels.triton.skinny_linear import ResidualStream
+from octavo.kernels.triton.skinny_table import bucket_for
+
+mend()
+CPU = torch.device("cpu")
+EPS = 1e-5
+SHAPES: dict[str, tuple[int, int, int, int, bool]] = {
+    "small": (8, 2, 64, 32, True),
+    "odd": (5, 3, 96, 48, False),
+    "all-chosen": (4, 4, 128, 64, True),
+    "many": (40, 8, 160, 16, False),
+}
+"""Name -> (experts, top k, width, inner, renormalize)."""
+
+
+def make_experts(shape: str, seed: int = 0) -> Experts:
+    num_experts, top_k, width, inner, renormalize = SHAPES[shape]
+    torch.manual_seed(seed)
+
+    def matrix(*sizes: int) -> Tensor:
+        return torch.randn(*sizes) * sizes[-1] ** -0.5
+
+    gate_up, down = matrix(num_experts, 2 * inner, width), matrix(num_experts, width, inner)
+    return Experts(2 * matrix(num_experts, width), gate_up, down, top_k, renormalize)
+
+
+def spoil(buffers: Any) -> None:
+    """Fill scratch with what must not be read: NaN, and indices far outside."""
+    for name in buffers.__dataclass_fields__:
+        value = getattr(buffers, name)
+        if isinstance(value, Tensor):
+            value.fill_(torch.nan if value.is_floating_point() else 1 << 28)
+        else:
+            spoil(value)
+
+
+def run(launches: list[Launch]) -> None:
+    for launch in launches:
+        launch.run(pdl=False)
+
+
+def expected_of(experts: Experts, x_mh: Tensor) -> Tensor:
+    expert_mj, weight_mj = route(x_mh @ experts.router_eh.T, experts.top_k, experts.renormalize)
+    return reference_experts(x_mh, expert_mj, weight_mj, experts.gate_up_e2ih, experts.down_ehi)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 17, 40])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows: int) -> None:
+    experts = make_experts(shape, rows)
+    width = experts.width
+    gain, next_gain = (1 + 0.3 * torch.randn(width) for _ in range(2))
+    stream = ResidualStream.allocate(width, torch.float32, CPU)
+    table = 3 * torch.randn(rows, width)
+    run([embed(torch.arange(rows), table, gain, stream)])
+    buffers = DecodeBuffers.allocate(experts)
+    spoil(buffers)
+    run(moe.decode(experts, stream, buffers, rows, partials=1, gain_n=next_gain, eps=EPS))
+    expected = table + expected_of(experts, rms_norm(table, gain, EPS))
+    residual = stream.residual_mn[:rows]
+    assert relative_error(residual, expected) < 1e-5
+    assert relative_error(stream.gained_mn[:rows], residual * next_gain) < 1e-6
+    bucket, partials = bucket_for(rows), moe.num_partials(experts, rows)
+    squares = stream.squares_f[: partials * bucket].view(partials, bucket)[:, :rows].sum(0)
+    assert relative_error(squares, residual.square().sum(-1)) < 1e-5
+
+
+@pytest.mark.parametrize("tma", [True, False])
+@pytest.mark.parametrize("rows", [1, 9, 150])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe, "has_tma", lambda _: tma)
+    monkeypatch.setattr(moe, "CHUNK", 128)
+    experts = make_experts(shape, rows)
+    x_mh = torch.randn(rows, experts.width)
+    out_mh = torch.full_like(x_mh, torch.nan)
+    run(moe.forward(experts, x_mh, x_mh @ experts.router_eh.T, out_mh))
+    assert relative_error(out_mh, expected_of(experts, x_mh)) < 1e-5
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("swap", [True, False])
+def test_tiles(block: int, swap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = moe.Tile(block, 32, 32, 2, 4, swap)
+    monkeypatch.setattr(moe, "tiles_for", lambda *_: {"gate_up": tile, "down": tile})
+    experts = make_experts("small")
+    x_mh = torch.randn(70, experts.width)
+    out_mh = torch.full_like(x_mh, torch.nan)
+    run(moe.forward(experts, x_mh, x_mh @ experts.router_eh.T, out_mh))
+    assert relative_error(out_mh, expected_of(experts, x_mh)) < 1e-5
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_top_k_of_equal_and_senseless_logits(renormalize: bool) -> None:
+    """Equal logits go by number; one that is not a number is the least; every choice is a different expert."""
+    experts = Experts(torch.zeros(6, 32), torch.zeros(6, 32, 32), torch.zeros(6, 32, 16), 3, renormalize)
+    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, 2.0], [0.0] * 6, [torch.nan, 1.0, torch.nan, -1.0, 0.5, 0.0]])
+    logits = torch.cat((logits, torch.full((1, 6), torch.nan)))
+    routing = moe.Routing.allocate(experts, 4, 4, 16)
+    spoil(routing)
+    run([moe._top_k(experts, logits, 1, routing, 4, routing.scale_m, 0, 0.0)])
+    assert routing.expert_f.view(4, 3).tolist() == [[1, 2, 4], [0, 1, 2], [1, 4, 5], [0, 1, 2]]
+    expert_mj, weight_mj = route(logits[:2], 3, renormalize)
+    assert torch.equal(routing.expert_f.view(4, 3)[:2].long(), expert_mj)
+    torch.testing.assert_close(routing.weight_f.view(4, 3)[:2], weight_mj)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("skew", ["even", "one-expert", "random"])
+def test_sort(skew: str, counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe, "CHUNK", 64)
+    rows, block = 51, 16
+    experts = make_experts("odd")
+    pairs = rows * experts.top_k
+    expert_f = {
+        "even": torch.arange(pairs) % experts.num_experts,
+        "one-expert": torch.full((pairs,), 3),
+        "random": torch.randint(0, experts.num_experts, (pairs,)),
+    }[skew].int()
+    num_tiles = experts.num_tiles(rows, block)
+    routing = moe.Routing.allocate(experts, rows, num_tiles, block)
+    spoil(routing)
+    routing.expert_f.copy_(expert_f)
+    counts = torch.full((-(-pairs // 64), experts.num_experts), 1 << 20, dtype=torch.int32) if counted else None
+    launches = [] if counts is None else [moe._count(experts, routing, rows, counts)]
+    run([*launches, moe._sort(experts, routing, rows, num_tiles, block, counts)])
+    pair_s, expert_t = sort_pairs(expert_f, experts.num_experts, block)
+    assert len(expert_t) <= num_tiles
+    assert routing.expert_t.tolist() == expert_t + [-1] * (num_tiles - len(expert_t))
+    assert routing.pair_s[: len(pair_s)].tolist() == pair_s
+    places = routing.pair_s[: len(pair_s)]
+    assert sorted(places[places >= 0].tolist()) == list(range(pairs))

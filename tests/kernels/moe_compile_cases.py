@@ -1,0 +1,92 @@
+"""The kernels of a mixture of experts of real models, compiled for sm_90 without a GPU; run by test_moe_kernels.py.
+
+The launches are those of decode steps and of prompts, over tensors without memory.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sm90_compile import Compiled, compile_launch
+
+from octavo.kernels.triton import moe
+from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.moe import DecodeBuffers, Experts
+from octavo.kernels.triton.moe_table import SHARED_BYTES
+from octavo.kernels.triton.skinny_linear import ResidualStream
+from octavo.kernels.triton.skinny_table import BUCKETS
+
+META = torch.device("meta")
+SHAPES = {"qwen3-30b-a3b": (128, 8, 2048, 768), "mixtral-8x7b": (8, 2, 4096, 14336)}
+"""Name -> (experts, top k, width, inner)."""
+PROMPT_ROWS = (1, 129, 256, 600, 2048, 8192)
+REGISTER_FILE = 65536
+seen: dict[object, Compiled] = {}
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def make_experts(shape: str) -> Experts:
+    num_experts, top_k, width, inner = SHAPES[shape]
+    return Experts(
+        empty(num_experts, width), empty(num_experts, 2 * inner, width), empty(num_experts, width, inner), top_k, True
+    )
+
+
+def decode_launches(experts: Experts, rows: int) -> list[Launch]:
+    stream = ResidualStream.allocate(experts.width, torch.bfloat16, META)
+    buffers = DecodeBuffers.allocate(experts)
+    return moe.decode(experts, stream, buffers, rows, partials=4, gain_n=empty(experts.width), eps=1e-6)
+
+
+def prompt_launches(experts: Experts, rows: int) -> list[Launch]:
+    x_mh = empty(rows, experts.width)
+    return moe.forward(experts, x_mh, empty(rows, experts.num_experts), empty(rows, experts.width))
+
+
+@pytest.mark.parametrize("rows", BUCKETS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode(shape: str, rows: int) -> None:
+    check(decode_launches(make_experts(shape), rows))
+
+
+@pytest.mark.parametrize("rows", PROMPT_ROWS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompts(shape: str, rows: int) -> None:
+    check(prompt_launches(make_experts(shape), rows))
+
+
+def test_without_tensor_memory_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe, "has_tma", lambda _: False)
+    for launch in prompt_launches(make_experts("qwen3-30b-a3b"), 256):
+        compiled = compile_launch(launch)
+        assert compiled.num_tma_loads == 0
+        assert compiled.spill_bytes == 0
+        assert compiled.shared_bytes <= SHARED_BYTES
+
+
+def check(launches: list[Launch]) -> None:
+    for launch in launches:
+        if launch.variant not in seen:
+            seen[launch.variant] = compile_launch(launch)
+        compiled = seen[launch.variant]
+        assert compiled.spill_bytes == 0, launch
+        assert compiled.shared_bytes <= SHARED_BYTES, launch
+        assert compiled.registers * 32 * launch.num_warps <= REGISTER_FILE
+        if launch.kernel.__name__ == "expert_gemm":
+            check_gemm(launch, compiled)
+        else:
+            assert compiled.num_wgmma == compiled.num_tma_loads == 0
+
+
+def check_gemm(launch: Launch, compiled: Compiled) -> None:
+    """All products in wgmma, weights by the tensor memory accelerator, as deep a pipeline as asked for."""
+    constants = launch.constants
+    matrices = 2 if constants["GATED"] else 1
+    stage = 2 * constants["BLOCK_K"] * (matrices * constants["BLOCK_N"] + constants["BLOCK_M"])
+    assert compiled.num_wgmma >= matrices * (constants["BLOCK_K"] // 16), launch
+    assert compiled.num_mma == 0, launch
+    assert compiled.num_tma_loads >= matrices * launch.num_stages
+    assert compiled.shared_bytes >= launch.num_stages * stage, launch
