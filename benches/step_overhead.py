@@ -3,9 +3,9 @@
     python benches/step_overhead.py [--rows 256,1024] [--steps 400] [--json FILE]
 
 `Core.step`: commit of one sampled token per sequence, planning of the next step, arrays written into the arena, output
-frame built. `loop turn`: `EngineLoop.step` with the fake runner (which draws the tokens with numpy). Frames are taken
-between steps and not timed: the IO thread encodes them in an engine process. Medians; exit code 1 when a budget is
-missed.
+frame built. `full queue`: the same while 4096 more requests wait for a slot. `loop turn`: `EngineLoop.step` with the
+fake runner (which draws the tokens with numpy). Frames are taken between steps and not timed: the IO thread encodes
+them in an engine process. Medians; exit code 1 when a budget is missed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from octavo.engine.build import build_engine
 
 BUDGET_STEP_US = {256: 60.0, 1024: 250.0}
 BUDGET_TURN_US = {256: 200.0}
+NUM_WAITING = 4096
 PROMPT_TOKENS = 100
 BLOCK_SIZE = 16
 WARMUP = 30
 
 
-def add_requests(core: _core.Core, num_rows: int, max_tokens: int, min_tokens: int = 0) -> None:
+def add_requests(core: _core.Core, num_rows: int, max_tokens: int, min_tokens: int = 0, first_id: int = 0) -> None:
     """Prompts of different lengths, so that block borders are spread over the steps."""
-    for request_id in range(num_rows):
+    for request_id in range(first_id, first_id + num_rows):
         length = PROMPT_TOKENS + request_id % BLOCK_SIZE
         core.add(
             _core.encode_add(
@@ -68,7 +69,7 @@ def median_us(action: Callable[[], object], rest: Callable[[], object], count: i
 class BareLoop:
     """Core and buffers without a runner: every sampled token is 7."""
 
-    def __init__(self, num_rows: int, depth: int, max_tokens: int) -> None:
+    def __init__(self, num_rows: int, depth: int, max_tokens: int, policy: str = "fcfs") -> None:
         max_len = PROMPT_TOKENS + BLOCK_SIZE + max_tokens
         self.core = _core.Core(
             _core.CoreConfig(
@@ -78,12 +79,12 @@ class BareLoop:
                 max_num_batched_tokens=8192,
                 max_model_len=max_len,
                 vocab_size=1000,
-                eos_token_ids=[],
-                max_queued_requests=num_rows,
+                max_queued_requests=num_rows + NUM_WAITING,
                 max_queued_tokens=1 << 30,
-                policy="fcfs",
+                policy=policy,
                 enable_prefix_caching=True,
                 long_prefill_token_threshold=0,
+                max_itl_ms=None,
                 depth=depth,
                 max_logprobs=5,
                 hash_seed=1,
@@ -115,10 +116,22 @@ def bare_step(num_rows: int, depth: int, steps: int) -> float:
     return result
 
 
+def full_queue(num_rows: int, depth: int, steps: int) -> float:
+    """The slower of the two policies."""
+    results = []
+    for policy in ("fcfs", "priority"):
+        loop = BareLoop(num_rows, depth, steps + 2 * WARMUP + 100, policy)
+        add_requests(loop.core, NUM_WAITING, 1, first_id=num_rows)
+        median_us(loop.step, loop.core.take_frames, WARMUP)
+        results.append(median_us(loop.step, loop.core.take_frames, steps))
+        stats = loop.core.stats()
+        assert (stats["num_running"], stats["num_waiting"]) == (num_rows, NUM_WAITING), "the queue moved"
+    return max(results)
+
+
 def loop_turn(num_rows: int, depth: int, steps: int) -> float:
-    config = make_engine_config(
-        {"runner": "fake", "device": "cpu", "max_num_seqs": num_rows, "overlap_depth": depth, "max_model_len": 4096}
-    )
+    options = {"max_num_seqs": num_rows, "overlap_depth": depth, "max_model_len": 4096, "max_itl_ms": 0}
+    config = make_engine_config({"runner": "fake", "device": "cpu", **options})
     loop = build_engine(config, lambda stage, fraction: None)
     add_requests(loop.core, num_rows, 3000, min_tokens=3000)  # the fake tokens may be stop ids
     prefill_steps = num_rows * (PROMPT_TOKENS + BLOCK_SIZE) // 1000 + 10
@@ -139,6 +152,7 @@ def main() -> int:
     for num_rows in map(int, args.rows.split(",")):
         for name, measure, budgets in [
             ("Core.step", bare_step, BUDGET_STEP_US),
+            ("full queue", full_queue, BUDGET_STEP_US),
             ("loop turn", loop_turn, BUDGET_TURN_US),
         ]:
             for depth in (1, 2):

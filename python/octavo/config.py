@@ -91,7 +91,20 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = option(
         0, "Most tokens of one prompt in a step while others decode; 0: no limit but the budget.", low=0
     )
-    scheduling_policy: str = option("fcfs", "Order of the queue.", choices=("fcfs", "priority"))
+    max_itl_ms: float | None = option(
+        None,
+        "Longest wanted time between two tokens of a sequence: as measured, steps with decodes take no more prompt "
+        "tokens than fit (but 32). Default: from 2 to 8 decode steps (or 100 ms), growing with the prompt tokens that "
+        "wait; no limit offline. 0: no limit.",
+        low=0,
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "Order of the queue. fcfs: by arrival, but beside a long prompt half of a step goes to shorter ones. priority: "
+        "by priority (lower first), then likewise; who is more urgent takes the slot of the least urgent, who waits as "
+        "long as more urgent ones come.",
+        choices=("fcfs", "priority"),
+    )
     max_queued_requests: int = option(4096, "Requests that may wait; more get 429.", low=1)
     max_queued_tokens: int = option(16 * 1024 * 1024, "Prompt tokens that may wait; more get 429.", low=1)
     overlap_depth: int | None = option(

@@ -1,7 +1,8 @@
 """The scheduler in plain Python: what `Core.step` must plan, stated again without a thought for speed.
 
-The second opinion on rust/core/src/{scheduler,admission,commit,intake,state}.rs. Lists are sorted anew at every step,
-nothing is counted that can be looked up, and time does not exist (no deadlines, an unbounded queue).
+The second opinion on rust/core/src/{scheduler,urgency,prompts,admission,commit,intake,state}.rs. Lists are sorted anew
+at every step, nothing is counted that can be looked up, and time does not exist (no deadlines or pace, an unbounded
+queue).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plain_blocks import PlainBlocks
+
+LOOKAHEAD = 32
 
 
 @dataclass(frozen=True)
@@ -180,11 +183,10 @@ class PlainScheduler:
     def plan(self) -> list[Row]:
         self.budget = self.limits.max_num_batched_tokens
         self.rows: list[Row] = []
-        short, prefills = self.plan_decodes()
-        for seq in prefills:
-            self.plan_chunk(seq)
-        if not short:
-            self.admit()
+        order = self.make_room()
+        short, prefills = self.plan_decodes(order)
+        self.open = not short
+        self.plan_prompts(prefills)
         for row in self.rows:
             if row.start + row.length >= len(row.seq.request.prompt):
                 self.unpark(row.seq)
@@ -192,9 +194,79 @@ class PlainScheduler:
         sampled = [r for r in self.rows if r.sampled and r.length > 1]
         return decodes + sampled + [r for r in self.rows if not r.sampled]
 
-    def plan_decodes(self) -> tuple[bool, list[Seq]]:
-        """One token for those that need one. Whether blocks were short, and who needs more tokens."""
+    # --- the urgent push the less urgent out
+
+    def make_room(self) -> list[Seq]:
+        """Running sequences that may have rows; others are pushed out once nothing of them is in flight."""
         order = self.in_state("running")
+        slots, free, budget = self.num_slots - len(order), len(self.blocks.free), self.limits.max_num_batched_tokens
+        victims: list[Seq] = []
+        for seq in self.in_state("waiting"):
+            first = next((s for s in order if self.remaining(s) > 1), None)
+            soon = first is None or seq.key < first.key or len(seq.tokens) < self.remaining(first)
+            if budget <= 0 or not order or order[-1].key[0] <= seq.key[0] or not soon:
+                break
+            needed = self.demand(seq)[2]
+            chosen = list[Seq]()
+            room = free
+            less_urgent = [s for s in order if s.key[0] > seq.key[0]]
+            while (slots + len(chosen) == 0 or room < needed) and less_urgent:
+                chosen.append(less_urgent.pop())
+                room = free + self.freed_by(victims + chosen) - self.freed_by(victims)
+            if slots + len(chosen) == 0 or room < needed:
+                break
+            order = order[: len(order) - len(chosen)]
+            victims += chosen
+            slots += len(chosen) - 1
+            free = room - needed
+            budget -= len(seq.tokens)
+        for victim in victims:
+            if not victim.in_flight:
+                self.preempt(victim)
+        return order
+
+    def freed_by(self, seqs: list[Seq]) -> int:
+        """Blocks that nobody holds any more when these are gone."""
+        given = [block for seq in seqs for block in seq.blocks]
+        return sum(given.count(block) == self.blocks.uses[block] for block in set(given))
+
+    @property
+    def num_slots(self) -> int:
+        return min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
+
+    # --- prompts
+
+    def plan_prompts(self, prefills: list[Seq]) -> None:
+        """Half of what the decodes leave to the shortest, the other half and the rest in turn."""
+        waiting = self.in_state("waiting")
+        if waiting and (not prefills or waiting[0].key < prefills[0].key) and self.admit(waiting[0]):
+            prefills = [waiting[0], *prefills]
+        if not prefills:
+            return
+        first, done = prefills[0], set[Seq]()
+        spare = self.budget // 2
+        if self.remaining(first) > self.budget - spare:
+            others = prefills[1:] + (self.in_state("waiting")[:LOOKAHEAD] if self.may_admit() else [])
+            others = [s for s in others if s.key[0] == first.key[0] and self.remaining(s) < self.remaining(first)]
+            for seq in sorted(others, key=lambda s: (self.remaining(s), s.key)):
+                if spare and (seq.state == "running" or self.admit(seq)):
+                    spare -= self.plan_chunk(seq, spare)
+                    done.add(seq)
+        self.plan_chunk(first)
+        for_later = [s for s in prefills[1:] if s not in done]
+        while self.budget:
+            waiting = self.in_state("waiting")
+            if waiting and (not for_later or waiting[0].key < for_later[0].key) and self.admit(waiting[0]):
+                self.plan_chunk(waiting[0])
+            elif for_later:
+                self.plan_chunk(for_later.pop(0))
+            else:
+                return
+
+    # --- decodes
+
+    def plan_decodes(self, order: list[Seq]) -> tuple[bool, list[Seq]]:
+        """One token for those that need one. Whether blocks were short, and who needs more tokens."""
         prefills: list[Seq] = []
         promised = 0
         short = False
@@ -231,12 +303,13 @@ class PlainScheduler:
         seq.blocks, seq.computed, seq.committed, seq.state = [], 0, 0, "waiting"
         self.num_preemptions += 1
 
-    def plan_chunk(self, seq: Seq) -> None:
-        length = min(self.remaining(seq), self.budget)
+    def plan_chunk(self, seq: Seq, most: int = 1 << 30) -> int:
+        length = min(self.remaining(seq), self.budget, most)
         if self.limits.long_prefill_token_threshold and any(r.sampled and r.length == 1 for r in self.rows):
             length = min(length, self.limits.long_prefill_token_threshold)
         if length:
             self.add_row(seq, length)
+        return length
 
     def add_row(self, seq: Seq, length: int) -> None:
         sampled = seq.computed + length == len(seq.tokens) + seq.pending
@@ -249,46 +322,47 @@ class PlainScheduler:
 
     # --- newcomers
 
-    def admit(self) -> None:
-        slots = min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
-        while self.budget and len(self.in_state("running")) + len(self.in_state("ending")) < slots:
-            waiting = self.in_state("waiting")
-            if not waiting:
-                return
-            seq = waiting[0]
-            running = self.in_state("running")
-            if running and self.blocked and self.blocked[0] == seq.key and len(self.blocks.free) < self.blocked[1]:
-                return
-            self.blocked = None
-            if not self.start(seq, reserve=-(-self.limits.num_blocks // 100) if running else 0):
-                return
-            self.plan_chunk(seq)
+    def may_admit(self) -> bool:
+        return self.open and len(self.in_state("running")) + len(self.in_state("ending")) < self.num_slots
 
-    def start(self, seq: Seq, reserve: int) -> bool:
-        size = self.limits.block_size
-        shared = self.blocks.find(seq.request.salt, seq.tokens)
-        cached = len(shared) * size
-        computed, copied = cached, False
-        sibling = self.sibling(seq)
-        if sibling and len(seq.request.prompt) - 1 > computed:
-            computed = len(seq.request.prompt) - 1
-            shared = sibling.blocks[: computed // size]
-            copied = computed % size > 0
-        missing = -(-len(seq.tokens) // size) - len(shared)
-        needed = missing + reserve + sum(block in self.blocks.free for block in shared)
-        if needed > len(self.blocks.free):
+    def admit(self, seq: Seq) -> bool:
+        """Start it. The first that does not fit closes the door for the rest of the step."""
+        if not self.may_admit():
+            return False
+        free = len(self.blocks.free)
+        if self.in_state("running") and self.blocked and self.blocked[0] == seq.key and free < self.blocked[1]:
+            self.open = False
+            return False
+        self.blocked = None
+        shared, missing, needed, computed, cached = self.demand(seq)
+        if needed > free:
             self.blocked = (seq.key, needed)
+            self.open = False
             return False
         if seq.request.request_id not in self.started:
             self.started.add(seq.request.request_id)
             self.num_hit_tokens += cached
+        self.num_copies += computed % self.limits.block_size > 0
         self.blocks.share(shared)
         seq.blocks = shared + [self.blocks.take() for _ in range(missing)]
         seq.state, seq.computed, seq.started_in = "running", computed, self.num_steps + 1
         # Published again from the first block that no cache gave (a sibling's blocks may be unpublished).
         seq.committed = 0
-        self.num_copies += copied
         return True
+
+    def demand(self, seq: Seq) -> tuple[list[int], int, int, int, int]:
+        """Blocks to share, number of new ones, of those that must be free; tokens that exist, those from the cache."""
+        size = self.limits.block_size
+        shared = self.blocks.find(seq.request.salt, seq.tokens)
+        computed = cached = len(shared) * size
+        sibling = self.sibling(seq)
+        if sibling and len(seq.request.prompt) - 1 > computed:
+            computed = len(seq.request.prompt) - 1
+            shared = sibling.blocks[: computed // size]
+        missing = -(-len(seq.tokens) // size) - len(shared)
+        reserve = -(-self.limits.num_blocks // 100) if self.in_state("running") else 0
+        needed = missing + reserve + sum(block in self.blocks.free for block in shared)
+        return shared, missing, needed, computed, cached
 
     def sibling(self, seq: Seq) -> Seq | None:
         """Somebody of the same request who computed the prompt before this step."""

@@ -102,7 +102,8 @@ def test_buffers_are_kept_alive_and_in_place() -> None:
         ({"num_blocks": 1}, "num_blocks"),
         ({"depth": 0}, "depth"),
         ({"policy": "lifo"}, "policy"),
-        ({"eos_token_ids": [50]}, "eos_token_ids"),
+        ({"max_itl_ms": -1.0}, "max_itl_ms"),
+        ({"max_itl_ms": float("nan")}, "max_itl_ms"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
     ],
 )

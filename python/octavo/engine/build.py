@@ -20,7 +20,8 @@ MAX_TOKENS = 2**50
 def core_config(runner: Runner, *, bounded: bool = True) -> CoreConfig:
     """The control plane's limits, from the runner's resolved config and what it says of the model.
 
-    `bounded=False` lifts the queue's limits: an offline caller hands over all it has and nobody else waits.
+    `bounded=False` lifts the queue's limits, and that of inter-token latency where none is asked for: an offline caller
+    hands over all it has, nobody else waits, and only the end counts.
     """
     config, facts = runner.config, runner.facts
     scheduler = config.scheduler
@@ -33,12 +34,12 @@ def core_config(runner: Runner, *, bounded: bool = True) -> CoreConfig:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
-        eos_token_ids=facts.eos_token_ids,
         max_queued_requests=scheduler.max_queued_requests if bounded else MAX_REQUESTS,
         max_queued_tokens=scheduler.max_queued_tokens if bounded else MAX_TOKENS,
         policy=scheduler.scheduling_policy,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+        max_itl_ms=scheduler.max_itl_ms if bounded or scheduler.max_itl_ms is not None else 0.0,
         depth=scheduler.overlap_depth,
         max_logprobs=facts.max_logprobs,
         hash_seed=secrets.randbits(63),

@@ -1,4 +1,4 @@
-//! Gives slots and blocks to waiting sequences, in order, as long as they fit.
+//! Gives slots and blocks to waiting sequences; `prompts` says to whom and when.
 //!
 //! A sequence gets blocks for all its known tokens at once: what has started is never stopped by its own prompt. Before,
 //! it looks for KV that exists: blocks of an equal prefix in the cache, or a sibling of the same request that has
@@ -24,26 +24,57 @@ struct Reuse {
     num_cached_tokens: u32,
 }
 
+/// What a waiting sequence needs to start.
+pub struct Demand {
+    reuse: Reuse,
+    /// Blocks to be written.
+    num_new: u32,
+    /// Blocks that must be free: new ones, reused ones that nobody holds, and the reserve.
+    pub needed: u32,
+}
+
 impl Planner<'_> {
-    /// Admits the queue's first sequence again and again until something is used up.
-    pub fn admit(&mut self) {
-        while self.budget > 0 && self.state.slots.has_free() {
-            let Some((key, seq)) = self.state.queue.first() else {
-                return;
-            };
-            if self.is_blocked(key) {
-                return;
-            }
-            self.state.blocked = None;
-            if !self.try_admit(seq) {
-                return;
-            }
-            self.schedule_chunk(seq);
-        }
+    /// Whether a waiting sequence may be tried at all in this step.
+    pub fn can_admit(&self) -> bool {
+        self.is_open && self.state.slots.has_free()
     }
 
-    /// Whether the queue's first sequence failed before and nothing has changed since. The look-up of a long prefix is
-    /// not free of cost, so it is not repeated at every step.
+    /// Starts a waiting sequence. When it does not fit, nobody else is admitted in this step: whoever is tried first
+    /// must not be passed by.
+    pub fn try_admit(&mut self, seq: SeqIdx) -> bool {
+        if !self.can_admit() {
+            return false;
+        }
+        self.is_open = self.fits_and_starts(seq);
+        self.is_open
+    }
+
+    fn fits_and_starts(&mut self, seq: SeqIdx) -> bool {
+        let key = self.state.table.seq(seq).key;
+        if self.is_blocked(key) {
+            return false;
+        }
+        self.state.blocked = None;
+        let num_known = self.state.table.seq(seq).num_known();
+        let num_blocks = num_known.div_ceil(self.state.config.block_size);
+        if num_blocks > self.writer.block_updates_left() {
+            return false;
+        }
+        let demand = self.demand(seq);
+        if demand.needed > self.state.cache.num_free() {
+            assert!(
+                !self.state.in_flight.is_empty() || !self.state.running.is_empty(),
+                "{key:?} does not fit into an empty cache"
+            );
+            self.state.blocked = Some((key, demand.needed));
+            return false;
+        }
+        self.start(seq, demand.reuse, demand.num_new);
+        true
+    }
+
+    /// Whether this sequence failed before and nothing has changed since. The look-up of a long prefix is not free of
+    /// cost, so it is not repeated at every step.
     fn is_blocked(&self, key: QueueKey) -> bool {
         let free = self.state.cache.num_free();
         let blocked = self.state.blocked;
@@ -51,26 +82,17 @@ impl Planner<'_> {
             && blocked.is_some_and(|(other, min_free)| other == key && free < min_free)
     }
 
-    fn try_admit(&mut self, seq: SeqIdx) -> bool {
-        let block_size = self.state.config.block_size;
-        let num_blocks = self.state.table.seq(seq).num_known().div_ceil(block_size);
-        if num_blocks > self.writer.block_updates_left() {
-            return false;
-        }
+    pub fn demand(&mut self, seq: SeqIdx) -> Demand {
+        let num_known = self.state.table.seq(seq).num_known();
+        let num_blocks = num_known.div_ceil(self.state.config.block_size);
         let reuse = self.find_reuse(seq);
         let num_new = num_blocks - reuse.blocks.len() as u32;
         let needed = num_new + self.state.cache.num_unused(&reuse.blocks) + self.reserve();
-        if needed > self.state.cache.num_free() {
-            let key = self.state.table.seq(seq).key;
-            assert!(
-                !self.state.in_flight.is_empty() || !self.state.running.is_empty(),
-                "{key:?} does not fit into an empty cache"
-            );
-            self.state.blocked = Some((key, needed));
-            return false;
+        Demand {
+            reuse,
+            num_new,
+            needed,
         }
-        self.start(seq, reuse, num_new);
-        true
     }
 
     /// Free blocks that stay free for the decodes of those that run already.

@@ -69,6 +69,11 @@ impl CacheGroup {
         blocks.iter().filter(unused).count() as u32
     }
 
+    /// How many sequences hold a block.
+    pub fn num_references(&self, block: BlockId) -> u32 {
+        self.pool.ref_count(block)
+    }
+
     pub fn share(&mut self, blocks: &[BlockId]) {
         for block in blocks {
             self.pool.share(*block);

@@ -118,6 +118,7 @@ impl EngineState {
             .in_flight
             .pop_front()
             .ok_or(StepError::NothingInFlight)?;
+        self.step_cost.record(step.shape, step.planned, now);
         let layout = self.output_layout.clone();
         let results = Results {
             ints: output,

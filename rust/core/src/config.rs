@@ -3,8 +3,6 @@
 
 use thiserror::Error;
 
-use crate::ids::TokenId;
-
 /// In which order requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -42,13 +40,14 @@ pub struct CoreConfig {
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
     pub vocab_size: u32,
-    pub eos_token_ids: Vec<TokenId>,
     pub max_queued_requests: u64,
     pub max_queued_tokens: u64,
     pub policy: Policy,
     pub enable_prefix_caching: bool,
     /// 0 = no limit.
     pub long_prefill_token_threshold: u32,
+    /// Longest wanted time of a step with decode rows; 0 = no limit, `None` = derived (`step_cost`).
+    pub max_itl_ms: Option<f64>,
     /// Steps in flight, 1 to 4.
     pub depth: u32,
     pub max_logprobs: u32,
@@ -84,11 +83,8 @@ impl CoreConfig {
                 )));
             }
         }
-        if let Some(id) = self.eos_token_ids.iter().find(|id| **id >= self.vocab_size) {
-            return Err(ConfigError(format!(
-                "eos_token_ids: {id} is not below vocab_size {}",
-                self.vocab_size
-            )));
+        if self.max_itl_ms.is_some_and(|ms| ms.is_nan() || ms < 0.0) {
+            return Err(ConfigError("max_itl_ms: must be 0 or more".into()));
         }
         Ok(())
     }

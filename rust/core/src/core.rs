@@ -90,7 +90,16 @@ impl Core {
         output: Option<&[i32]>,
         arena: &mut [i32],
     ) -> Result<StepPlan, StepError> {
-        let now = Instant::now();
+        self.step_at(output, arena, Instant::now())
+    }
+
+    /// `step` with a clock of the caller's, which must not go back.
+    pub fn step_at(
+        &mut self,
+        output: Option<&[i32]>,
+        arena: &mut [i32],
+        now: Instant,
+    ) -> Result<StepPlan, StepError> {
         if let Some(output) = output {
             self.state.commit(output, now)?;
         }

@@ -1,10 +1,12 @@
 //! What one step runs: the plan that goes to the runner, and the record of its rows that waits for the result.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::arena::Totals;
 use crate::ids::{SlotId, TokenId};
 use crate::sequence::SeqIdx;
+use crate::step_cost::StepShape;
 
 /// One row of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct InFlight {
     pub step_id: u64,
     pub rows: Vec<Row>,
     pub num_sampled: u32,
+    pub planned: Instant,
+    pub shape: StepShape,
 }
 
 /// A sequence that got its slot in this step.

@@ -5,6 +5,7 @@
 //! deadlines are for requests that have not started.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use crate::config::Policy;
@@ -134,6 +135,17 @@ impl Queue {
 
     pub fn first(&self) -> Option<(QueueKey, SeqIdx)> {
         self.order.first_key_value().map(|(key, seq)| (*key, *seq))
+    }
+
+    /// The one whose turn follows that of `key`.
+    pub fn after(&self, key: QueueKey) -> Option<(QueueKey, SeqIdx)> {
+        let mut later = self.order.range((Bound::Excluded(key), Bound::Unbounded));
+        later.next().map(|(key, seq)| (*key, *seq))
+    }
+
+    /// Prompt tokens of requests that have not started.
+    pub fn num_new_tokens(&self) -> u64 {
+        self.num_new_tokens
     }
 
     /// Takes a sequence out because it starts to run.

@@ -1,7 +1,7 @@
 //! Plans a step: which sequences get how many tokens.
 //!
 //! There are no phases. Every running sequence has `num_remaining` tokens to catch up with; those with one (decodes)
-//! go first, then longer ones in chunks under the token budget, then newcomers (`admission`). When a decode needs a
+//! go first, then longer ones and newcomers in chunks under the token budget (`prompts`). When a decode needs a
 //! block and none is free, the running sequence whose turn is last gives its blocks up and is computed again later.
 //! A sequence with rows in flight can't be preempted: it is withheld from this plan instead, so that it can be in the
 //! next one; the first in order therefore gets its block within `depth` steps. Turns never change, so nobody starves.
@@ -13,6 +13,7 @@ use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
 use crate::request::RequestIdx;
 use crate::sequence::SeqIdx;
 use crate::state::EngineState;
+use crate::step_cost::StepShape;
 
 /// A plan in the making.
 pub struct Planner<'a> {
@@ -22,6 +23,8 @@ pub struct Planner<'a> {
     pub now: Instant,
     /// Tokens left.
     pub budget: u32,
+    /// Newcomers are admitted.
+    pub is_open: bool,
     pub new_rows: Vec<NewRow>,
     /// Rows of one sampled token, longer sampled rows, rows that are not sampled.
     decodes: Vec<Row>,
@@ -62,6 +65,7 @@ impl<'a> Planner<'a> {
             step_id,
             now,
             budget: state.config.max_num_batched_tokens,
+            is_open: true,
             new_rows: Vec::new(),
             decodes: Vec::with_capacity(state.running.len()),
             sampled: Vec::new(),
@@ -75,25 +79,22 @@ impl<'a> Planner<'a> {
 
     /// Plans the step and puts it in flight, unless it has no rows.
     pub fn run(mut self) -> StepPlan {
-        let mut prefills = Vec::new();
-        let is_short = self.schedule_decodes(&mut prefills);
-        for seq in prefills {
-            self.schedule_chunk(seq);
-        }
-        if !is_short {
-            self.admit();
-        }
+        let end = self.make_room();
+        let prefills = self.schedule_decodes(end);
+        self.schedule_prompts(prefills);
         for request in std::mem::take(&mut self.led) {
             self.state.queue_parked(request);
         }
         self.finish()
     }
 
-    /// One token for everybody who needs just one; the others are left in `prefills`. Returns whether blocks are short.
-    fn schedule_decodes(&mut self, prefills: &mut Vec<SeqIdx>) -> bool {
+    /// One token for everybody of the first `end` running sequences who needs just one; returns the others. When
+    /// blocks are short, nobody is admitted.
+    fn schedule_decodes(&mut self, end: usize) -> Vec<SeqIdx> {
         let block_size = self.state.config.block_size as usize;
+        let mut prefills = Vec::new();
         let mut tail = Tail {
-            end: self.state.running.len(),
+            end,
             promised: 0,
             is_short: false,
         };
@@ -118,7 +119,13 @@ impl<'a> Planner<'a> {
             }
             self.push_row(seq, 1);
         }
-        tail.is_short
+        self.is_open = !tail.is_short;
+        prefills
+    }
+
+    /// Rows of one sampled token so far.
+    pub fn num_decodes(&self) -> u32 {
+        self.decodes.len() as u32
     }
 
     /// One more block for the running sequence at `at`.
@@ -155,15 +162,15 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// As much of a sequence as budget and threshold allow.
-    pub fn schedule_chunk(&mut self, seq: SeqIdx) {
+    /// As much of a sequence as budget and threshold allow, at most `most` tokens.
+    pub fn schedule_chunk(&mut self, seq: SeqIdx, most: u32) {
         let threshold = match self.state.config.long_prefill_token_threshold {
             0 => u32::MAX,
             _ if self.decodes.is_empty() => u32::MAX,
             threshold => threshold,
         };
         let len = self.state.table.seq(seq).num_remaining();
-        let len = len.min(self.budget).min(threshold);
+        let len = len.min(self.budget).min(threshold).min(most);
         if len > 0 {
             self.push_row(seq, len);
         }
@@ -242,10 +249,16 @@ impl<'a> Planner<'a> {
             has_calls: false,
         };
         if !rows.is_empty() {
+            let num_decode_rows = plan.totals.num_decode_rows;
             self.state.in_flight.push_back(InFlight {
                 step_id: self.step_id,
                 rows,
                 num_sampled,
+                planned: self.now,
+                shape: StepShape {
+                    num_decode_rows,
+                    num_prompt_tokens: plan.totals.num_tokens - num_decode_rows,
+                },
             });
         }
         plan

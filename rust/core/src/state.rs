@@ -13,6 +13,7 @@ use crate::protocol::EngineStats;
 use crate::queue::{Queue, QueueKey};
 use crate::request::{RequestIdx, Table};
 use crate::sequence::{Holding, SeqIdx, State};
+use crate::step_cost::StepCost;
 
 /// Which sequence sits in which slot.
 #[derive(Debug)]
@@ -75,8 +76,9 @@ pub struct EngineState {
     pub in_flight: VecDeque<InFlight>,
     pub outputs: Outputs,
     pub stats: EngineStats,
+    pub step_cost: StepCost,
     pub num_arrivals: u64,
-    /// The first in the queue did not fit; not tried again before so many blocks are free.
+    /// The newcomer that was tried last did not fit; not tried again before so many blocks are free.
     pub blocked: Option<(QueueKey, u32)>,
     pub is_draining: bool,
 }
@@ -100,6 +102,7 @@ impl EngineState {
             in_flight: VecDeque::new(),
             outputs: Outputs::default(),
             stats: EngineStats::default(),
+            step_cost: StepCost::default(),
             num_arrivals: 0,
             blocked: None,
             is_draining: false,

@@ -233,10 +233,10 @@ fn impossible_configs_are_refused() {
         ),
         (
             CoreConfig {
-                eos_token_ids: vec![50],
+                max_itl_ms: Some(-1.0),
                 ..config()
             },
-            "eos_token_ids",
+            "max_itl_ms",
         ),
         (
             CoreConfig {

@@ -2,6 +2,8 @@
 
 mod simulator;
 
+use std::time::Duration;
+
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::protocol::{AddRequest, FinishReason, RefusalKind};
 use proptest::prelude::*;
@@ -20,11 +22,13 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
     (
         (1_u32..6, 3_u32..40, 1_u32..7, 1_u32..40, 8_u32..48),
         (any::<bool>(), any::<bool>(), 0_u32..6, 1_u32..5),
+        prop_oneof![Just(Some(0.0)), Just(None), (0.0..50.0).prop_map(Some)],
     )
         .prop_map(
             |(
                 (block_size, num_blocks, seqs, budget, len),
                 (caching, by_priority, threshold, depth),
+                max_itl_ms,
             )| CoreConfig {
                 block_size,
                 num_blocks,
@@ -39,6 +43,7 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
                 },
                 long_prefill_token_threshold: threshold,
                 depth,
+                max_itl_ms,
                 ..config()
             },
         )
@@ -173,21 +178,20 @@ fn check_extras(request: &AddRequest, index: u32, first: &octavo_core::protocol:
     }
 }
 
-/// Under FCFS, requests get their first slots in the order of arrival.
-fn check_order(engine: &Engine) {
-    let firsts: Vec<u8> = engine
-        .plans
-        .iter()
-        .flat_map(|plan| &plan.new_rows)
-        .map(|row| row.params[0])
-        .collect();
-    let mut seen = Vec::new();
-    for id in firsts {
-        if !seen.contains(&id) {
-            seen.push(id);
+/// Under FCFS, only a shorter request gets its first slot before an older one.
+fn check_order(engine: &Engine, sent: &[AddRequest]) {
+    let len = |id: u8| sent[id as usize].prompt_token_ids.len();
+    let starts = engine.plans.iter().flat_map(|plan| &plan.new_rows);
+    let mut seen: Vec<u8> = Vec::new();
+    for id in starts.map(|row| row.params[0]) {
+        if seen.contains(&id) {
+            continue;
         }
+        for earlier in seen.iter().filter(|earlier| **earlier > id) {
+            assert!(len(*earlier) < len(id), "{earlier} started before {id}");
+        }
+        seen.push(id);
     }
-    assert!(seen.is_sorted(), "started out of turn: {seen:?}");
 }
 
 proptest! {
@@ -196,10 +200,11 @@ proptest! {
     #[test]
     fn every_sequence_gets_its_tokens_and_every_block_comes_back(config in configs(), events in events()) {
         let mut engine = Engine::new(&config);
+        engine.step_time = |totals| Duration::from_millis(1 + u64::from(totals.num_tokens));
         let sent = play(&mut engine, &events);
         check_outputs(&engine, &config, &sent);
         if config.policy == Policy::Fcfs {
-            check_order(&engine);
+            check_order(&engine, &sent);
         }
     }
 }

@@ -38,9 +38,9 @@ struct CoreConfig {
 impl CoreConfig {
     #[new]
     #[pyo3(signature = (
-        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, eos_token_ids,
-        max_queued_requests, max_queued_tokens, policy, enable_prefix_caching, long_prefill_token_threshold, depth,
-        max_logprobs, hash_seed,
+        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, max_queued_requests,
+        max_queued_tokens, policy, enable_prefix_caching, long_prefill_token_threshold, max_itl_ms, depth, max_logprobs,
+        hash_seed,
     ))]
     fn new(
         block_size: u32,
@@ -49,12 +49,12 @@ impl CoreConfig {
         max_num_batched_tokens: u32,
         max_model_len: u32,
         vocab_size: u32,
-        eos_token_ids: Vec<u32>,
         max_queued_requests: u64,
         max_queued_tokens: u64,
         policy: &str,
         enable_prefix_caching: bool,
         long_prefill_token_threshold: u32,
+        max_itl_ms: Option<f64>,
         depth: u32,
         max_logprobs: u32,
         hash_seed: u64,
@@ -66,12 +66,12 @@ impl CoreConfig {
             max_num_batched_tokens,
             max_model_len,
             vocab_size,
-            eos_token_ids,
             max_queued_requests,
             max_queued_tokens,
             policy: Policy::from_name(policy).map_err(config_error)?,
             enable_prefix_caching,
             long_prefill_token_threshold,
+            max_itl_ms,
             depth,
             max_logprobs,
             hash_seed,

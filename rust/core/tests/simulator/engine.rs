@@ -1,7 +1,9 @@
 //! The engine loop over the fake device, and what a client sees of it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
+use octavo_core::arena::Totals;
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::core::{Core, PromptLogprobs};
 use octavo_core::ids::{ClientId, RequestId};
@@ -27,6 +29,12 @@ pub struct Engine {
     pub refusals: HashMap<u64, Refusal>,
     pub stats: EngineStats,
     pub plans: Vec<StepPlan>,
+    /// When each sequence's first token came, as a number of turns.
+    pub first_turn: BTreeMap<(u64, u32), usize>,
+    pub num_turns: usize,
+    /// How long the device runs a step.
+    pub step_time: fn(&Totals) -> Duration,
+    pub now: Instant,
     depth: usize,
     arenas: Vec<Vec<i32>>,
     pending: VecDeque<(StepPlan, Vec<i32>)>,
@@ -41,12 +49,12 @@ pub fn config() -> CoreConfig {
         max_num_batched_tokens: 64,
         max_model_len: 128,
         vocab_size: 50,
-        eos_token_ids: vec![],
         max_queued_requests: 1 << 20,
         max_queued_tokens: 1 << 40,
         policy: Policy::Fcfs,
         enable_prefix_caching: true,
         long_prefill_token_threshold: 0,
+        max_itl_ms: Some(0.0),
         depth: 1,
         max_logprobs: 3,
         hash_seed: 11,
@@ -82,6 +90,10 @@ impl Engine {
             refusals: HashMap::new(),
             stats: EngineStats::default(),
             plans: Vec::new(),
+            first_turn: BTreeMap::new(),
+            num_turns: 0,
+            step_time: |_| Duration::from_millis(1),
+            now: Instant::now(),
             depth,
             pending: VecDeque::new(),
             was_empty: false,
@@ -109,12 +121,15 @@ impl Engine {
         } else {
             None
         };
+        self.num_turns += 1;
+        self.now += Duration::from_micros(1);
         if let Some((plan, _)) = &oldest {
+            self.now += (self.step_time)(&plan.totals);
             self.put_prompt_logprobs(&plan.clone());
         }
         let output = oldest.as_ref().map(|(_, output)| output.as_slice());
         let arena = &mut self.arenas[self.core.next_arena() as usize];
-        let plan = self.core.step(output, arena).unwrap();
+        let plan = self.core.step_at(output, arena, self.now).unwrap();
         self.core.check().unwrap();
         self.was_empty = plan.totals.num_rows == 0;
         if !self.was_empty {
@@ -157,6 +172,10 @@ impl Engine {
                     .entry((output.request_id.0, output.index))
                     .or_default();
                 assert_eq!(received.finish, None, "an output after the end");
+                if received.tokens.is_empty() && !output.token_ids.is_empty() {
+                    let name = (output.request_id.0, output.index);
+                    self.first_turn.insert(name, self.num_turns);
+                }
                 received.tokens.extend(&output.token_ids);
                 received.finish = output.finish;
                 received.outputs.push(output);
