@@ -21,6 +21,14 @@ from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
 
 SIZES = Sizes(hidden=128, inner=256, heads=4, kv_heads=2, head_dim=64, vocab=192, layers=3, qk_norm=False)
+QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "llama-biases": {
@@ -33,6 +41,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral-window": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "qwen3-moe": QWEN3_MOE,
+    "qwen3-moe-some-layers": {**QWEN3_MOE, "decoder_sparse_step": 2, "norm_topk_prob": False},
+    "mixtral": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4},
 }
 
 
@@ -59,7 +70,7 @@ def make_model(family: str) -> Decoder:
         if parameter.ndim == 1:
             parameter.uniform_(0.5, 1.5)
         else:
-            parameter.normal_(0.0, parameter.shape[1] ** -0.5)
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
     model.set_attention_backend(make_backend("reference"))
     return model
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.attention.base import AttentionSpec, ForwardContext
 from octavo.kernels.reference.quantize_rows import quantize_rows
-from octavo.layers.fused.base import BlockWeights, DecoderWeights, Weights
+from octavo.layers.fused.base import BlockWeights, DecoderWeights, GatedWeights, Weights
 
 BLOCK_SIZE = 64
 
@@ -63,8 +63,7 @@ def make_weights(
             k_gain_d=gain(sizes.head_dim) if sizes.qk_norm else None,
             o=product(sizes.hidden, query),
             mlp_gain_m=gain(sizes.hidden),
-            gate_up=product(2 * sizes.inner, sizes.hidden),
-            down=product(sizes.hidden, sizes.inner),
+            mlp=GatedWeights(product(2 * sizes.inner, sizes.hidden), product(sizes.hidden, sizes.inner)),
         )
         for i in range(layers)
     ]

@@ -60,6 +60,7 @@ LONG_ROPE = {
     "long_factor": [2.0 + 0.5 * i for i in range(8)],
     "original_max_position_embeddings": 128,
 }
+QWEN3_MOE = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -100,13 +101,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0}),
     "cohere": ("Cohere", {"logit_scale": 0.25}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "mixtral-window": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 9}),
+    "qwen3-moe": ("Qwen3Moe", QWEN3_MOE),
+    "qwen3-moe-renormalized": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True, "num_experts_per_tok": 3}),
+    "qwen3-moe-some-layers": ("Qwen3Moe", {**QWEN3_MOE, "decoder_sparse_step": 2}),
+    "qwen3-moe-dense-layer": ("Qwen3Moe", {**QWEN3_MOE, "mlp_only_layers": [1], "attention_bias": True}),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
 
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
-NATIVE_PREFIXES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+NATIVE_PREFIXES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral")
 
 
 def make_reference(case: str, seed: int = 0) -> Any:

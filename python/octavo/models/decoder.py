@@ -23,9 +23,10 @@ from octavo.errors import ModelError
 from octavo.layers.activation import GatedActivation
 from octavo.layers.attention import Attention, set_backend
 from octavo.layers.embedding import Embedding
-from octavo.layers.fused.base import BlockWeights, DecodeKernels, DecoderWeights, Weights
+from octavo.layers.fused.base import BlockWeights, DecodeKernels, DecoderWeights, GatedWeights, Weights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.layers.linear import Choice, Linear, dense
+from octavo.layers.moe import ExpertNames, ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary, RotarySpec
@@ -50,6 +51,8 @@ class BlockSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMS norm over each head of q and of k, before the rotation."""
+    experts: ExpertsSpec | None = None
+    """The MLP is a mixture of such experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Names:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    experts: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,16 @@ def block_spec(
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+        experts=experts_spec(config, layer),
     )
+
+
+def experts_spec(config: NormalConfig, layer: int) -> ExpertsSpec | None:
+    """The layer's mixture of experts; None: it has a plain MLP."""
+    experts = config.experts
+    if experts is None or not experts.is_sparse[layer]:
+        return None
+    return ExpertsSpec(experts.num_experts, experts.top_k, experts.intermediate_size, experts.renormalize)
 
 
 def rotary_spec(config: NormalConfig) -> RotarySpec:
@@ -195,6 +208,18 @@ class GatedMLP(nn.Module):
         result_tm: Tensor = self.down(self.act(self.gate_up(hidden_tm)))
         return result_tm
 
+    def slots(self) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        return {**self.gate_up.slots(), **self.down.slots()}
+
+    def merged_slots(self) -> dict[str, Merged]:
+        """No tensor of a checkpoint takes the place of several."""
+        return {}
+
+    def weights(self) -> GatedWeights:
+        """The parameters, by what they are for."""
+        return GatedWeights(_weights(self.gate_up), _weights(self.down))
+
 
 class DecoderBlock(nn.Module):
     """norm, attention, norm, MLP; each norm first adds what came before it to the residual."""
@@ -213,7 +238,12 @@ class DecoderBlock(nn.Module):
         self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps, dtype=dtype, device=device)
         self.attention = SelfAttention(spec, names, rotary, choose, dtype, device)
         self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(spec, names, choose, dtype, device)
+        self.mlp: GatedMLP | SparseMLP
+        if spec.experts is None:
+            self.mlp = GatedMLP(spec, names, choose, dtype, device)
+        else:
+            act = spec.hidden_act
+            self.mlp = SparseMLP(spec.hidden_size, spec.experts, act, names.experts, dtype=dtype, device=device)
 
     def forward(
         self, hidden_tm: Tensor, residual_tm: Tensor | None, cos_sin_tr: Tensor, ctx: ForwardContext
@@ -232,8 +262,7 @@ class DecoderBlock(nn.Module):
         found: dict[str, Tensor] = {
             **self.attention.qkv.slots(),
             **self.attention.o.slots(),
-            **self.mlp.gate_up.slots(),
-            **self.mlp.down.slots(),
+            **self.mlp.slots(),
             f"{self.names.input_norm}.weight": self.input_norm.weight,
             f"{self.names.mlp_norm}.weight": self.mlp_norm.weight,
         }
@@ -244,25 +273,28 @@ class DecoderBlock(nn.Module):
 
     def weights(self) -> BlockWeights:
         """The parameters of dense layers, by what they are for."""
-        attention, mlp = self.attention, self.mlp
+        attention = self.attention
         norms = attention.q_norm, attention.k_norm
         q_gain_d, k_gain_d = (None if norm is None else norm.weight for norm in norms)
-        qkv, o, gate_up, down = (
-            Weights(linear.weight, linear.bias, linear.weight_scale)
-            for linear in (attention.qkv, attention.o, mlp.gate_up, mlp.down)
-        )
         return BlockWeights(
             attention=attention.shape,
             norm_eps=self.input_norm.eps,
             input_gain_m=self.input_norm.weight,
-            qkv=qkv,
+            qkv=_weights(attention.qkv),
             q_gain_d=q_gain_d,
             k_gain_d=k_gain_d,
-            o=o,
+            o=_weights(attention.o),
             mlp_gain_m=self.mlp_norm.weight,
-            gate_up=gate_up,
-            down=down,
+            mlp=self.mlp.weights(),
         )
+
+
+def _weights(linear: Linear) -> Weights:
+    return Weights(linear.weight, linear.bias, linear.weight_scale)
+
+
+def _sizes(experts: ExpertsSpec) -> tuple[int, int, int]:
+    return experts.num_experts, experts.top_k, experts.intermediate_size
 
 
 class Decoder(nn.Module):
@@ -305,7 +337,8 @@ class Decoder(nn.Module):
         linears = linears_of(self)
         shape = DecoderShape(
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
+            intermediate_size=config.intermediate_size if any(spec.experts is None for spec in specs) else 0,
+            experts=next((_sizes(spec.experts) for spec in specs if spec.experts is not None), None),
             hidden_act=config.hidden_act,
             rotary_dim=self.rotary.spec.rotary_dim,
             attention=tuple(self.attention_specs),
@@ -383,6 +416,7 @@ class Decoder(nn.Module):
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `CausalLM.load_weights`."""
         names = self.names
+        merged: dict[str, Merged] = {}
         slots: dict[str, Tensor] = {
             f"{names.embed}.weight": self.embed.weight,
             f"{names.final_norm}.weight": self.norm.weight,
@@ -390,10 +424,11 @@ class Decoder(nn.Module):
         for i, block in enumerate(self.layers()):
             prefix = names.layer.format(i=i)
             slots |= {f"{prefix}.{name}": slot for name, slot in block.slots().items()}
+            merged |= {f"{prefix}.{name}": part.below(prefix) for name, part in block.mlp.merged_slots().items()}
         tied: dict[str, str] = {}
         if self.is_tied:
             tied = {f"{names.head}.weight": f"{names.embed}.weight"}
         else:
             slots[f"{names.head}.weight"] = self.head.weight
-        load_strict(slots, tied, as_kept(tensors, slots, self.quantization))
+        load_strict(slots, tied, as_kept(tensors, slots, self.quantization), merged)
         finish_linears(self)

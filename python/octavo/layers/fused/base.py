@@ -1,7 +1,7 @@
 """The seam between a decoder and kernels that run its decode steps as a whole, and what such kernels are made from.
 
-Shape suffixes: t tokens (one a row), s sampled rows, v vocabulary, m model dim, d head dim, n and k as a weight's rows
-and columns.
+Shape suffixes: t tokens (one a row), s sampled rows, v vocabulary, m model dim, d head dim, e experts, i inner dim of
+an expert, n and k as a weight's rows and columns.
 """
 
 from __future__ import annotations
@@ -40,8 +40,28 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedWeights:
+    """A gated MLP, gate above up."""
+
+    gate_up: Weights
+    down: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A mixture of gated MLPs: of each row the `top_k` experts that the router's softmax likes best, their weights
+    divided by their sum if `renormalize`."""
+
+    router_em: Tensor
+    gate_up_e2im: Tensor
+    down_emi: Tensor
+    top_k: int
+    renormalize: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """One pre-norm block with rotary attention and a gated MLP (q, k, v stacked; gate above up)."""
+    """One pre-norm block with rotary attention and an MLP (q, k, v stacked)."""
 
     attention: AttentionSpec
     norm_eps: float
@@ -51,8 +71,12 @@ class BlockWeights:
     k_gain_d: Tensor | None
     o: Weights
     mlp_gain_m: Tensor
-    gate_up: Weights
-    down: Weights
+    mlp: GatedWeights | ExpertWeights
+
+    def products(self) -> list[Weights]:
+        """All but a mixture's."""
+        mlp = self.mlp
+        return [self.qkv, self.o, *([mlp.gate_up, mlp.down] if isinstance(mlp, GatedWeights) else [])]
 
 
 @dataclass(frozen=True, slots=True)

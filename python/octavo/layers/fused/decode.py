@@ -1,8 +1,9 @@
 """Decode steps with fused kernels: embedding, 5 kernels a layer (6 where attention is split), final norm; and the head.
 
-A layer: qkv product | attention with head norms, rotation and KV write | [its reduction] | o + residual | gate_up +
-silu | down + residual. Norms live in the products around them (octavo.kernels.triton.skinny_linear). Products with fp8
-weights quantize their rows first where there is more than one (one small kernel each).
+A layer: qkv product | attention with head norms, rotation and KV write | [its reduction] | o + residual | MLP (mlp.py:
+gate_up + silu | down + residual, or experts). Norms live in the products around them
+(octavo.kernels.triton.skinny_linear). Products with fp8 weights quantize their rows first where there is more than one
+(one small kernel each).
 
 All steps share one set of buffers, whose addresses CUDA graphs may keep; nothing is allocated in `forward`.
 
@@ -41,7 +42,8 @@ from octavo.kernels.triton.skinny_linear import (
     supports,
 )
 from octavo.kernels.triton.skinny_table import MAX_ROWS, bucket_for
-from octavo.layers.fused.base import BlockWeights, DecoderWeights, Weights
+from octavo.layers.fused.base import BlockWeights, DecoderWeights
+from octavo.layers.fused.mlp import FusedMLP, MLPScratch, make_linear, make_mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,7 @@ class FusedBlock:
     mlp_gain_m: Tensor
     qkv: SkinnyLinear
     o: SkinnyLinear
-    gate_up: SkinnyLinear
-    down: SkinnyLinear
+    mlp: FusedMLP
 
     @classmethod
     def make(cls, block: BlockWeights, rotary_table: Tensor, rows: QuantizedRows | None) -> FusedBlock:
@@ -66,21 +67,14 @@ class FusedBlock:
         attention = AttentionLayer(
             heads, spec.scale, spec.window, block.q_gain_d, block.k_gain_d, block.norm_eps, rotary_table
         )
-
-        def linear(op: str, weights: Weights) -> SkinnyLinear:
-            if weights.scale_n is None:
-                return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n)
-            return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n, weights.scale_n, rows)
-
         return cls(
             cache=spec.layer,
             attention=attention,
             norm_eps=block.norm_eps,
             mlp_gain_m=block.mlp_gain_m,
-            qkv=linear("qkv", block.qkv),
-            o=linear("o", block.o),
-            gate_up=linear("gate_up", block.gate_up),
-            down=linear("down", block.down),
+            qkv=make_linear("qkv", block.qkv, rows),
+            o=make_linear("o", block.o, rows),
+            mlp=make_mlp(block.mlp, rows),
         )
 
 
@@ -91,17 +85,17 @@ class Buffers:
     stream: ResidualStream
     qkv_to: Tensor
     attended_to: Tensor
-    activated_to: Tensor
     hidden_tm: Tensor
+    mlp: MLPScratch
     split: SplitScratch
     attention: AttentionScratch
 
     @classmethod
     def allocate(cls, blocks: list[FusedBlock], width: int, dtype: torch.dtype, device: torch.device) -> Buffers:
-        """For blocks of equal shapes (some may be fp8 and some not)."""
+        """For blocks of equal shapes (some may be fp8 and some not; MLPs of one kind are equal)."""
         block = blocks[0]
         heads = block.attention.heads
-        linears = [linear for b in blocks for linear in (b.qkv, b.o, b.gate_up, b.down)]
+        split = SplitScratch.allocate([x for b in blocks for x in (b.qkv, b.o, *b.mlp.linears())], device)
 
         def rows(features: int) -> Tensor:
             return torch.zeros(MAX_ROWS, features, dtype=dtype, device=device)
@@ -110,9 +104,9 @@ class Buffers:
             stream=ResidualStream.allocate(width, dtype, device),
             qkv_to=rows(block.qkv.n),
             attended_to=rows(block.o.k),
-            activated_to=rows(block.down.k),
             hidden_tm=rows(width),
-            split=SplitScratch.allocate(linears, device),
+            mlp=MLPScratch.allocate([b.mlp for b in blocks], split, dtype, device),
+            split=split,
             attention=AttentionScratch.allocate(heads, MAX_ROWS, device),
         )
 
@@ -158,7 +152,7 @@ class FusedDecode:
         partials = 1
         for block, next_gain_m in zip(self._blocks, next_gains, strict=True):
             found += self._block(block, next_gain_m, ctx.kv_cache[block.cache], rows, partials)
-            partials = block.down.num_tiles(count)
+            partials = block.mlp.num_partials(count)
         eps = self._blocks[-1].norm_eps
         return [*found, final_norm(buffers.stream, self._final_gain_m, eps, buffers.hidden_tm[:count])]
 
@@ -167,22 +161,16 @@ class FusedDecode:
     ) -> list[Launch]:
         """One block; `partials` sums of squares a row come with its input, `next_gain_m` is of the norm after it."""
         count, buffers, eps = rows.num_rows, self._buffers, block.norm_eps
-        stream, split = buffers.stream, buffers.split
+        stream = buffers.stream
         qkv_to, attended_to = buffers.qkv_to[:count], buffers.attended_to[:count]
-        activated_to = buffers.activated_to[:count]
-        gained_tm = stream.gained_mn[:count]
+        between = block.o.num_tiles(count)
         return [
-            *quantized(block.qkv, gained_tm),
+            *quantized(block.qkv, stream.gained_mn[:count]),
             scaled_store(block.qkv, stream, qkv_to, partials=partials, epilogue="store", eps=eps),
             *attend(block.attention, qkv_to, kv_cache, rows, buffers.attention, attended_to),
             *quantized(block.o, attended_to),
-            add_residual(block.o, attended_to, stream, block.mlp_gain_m, split),
-            *quantized(block.gate_up, gained_tm),
-            scaled_store(
-                block.gate_up, stream, activated_to, partials=block.o.num_tiles(count), epilogue="silu", eps=eps
-            ),
-            *quantized(block.down, activated_to),
-            add_residual(block.down, activated_to, stream, next_gain_m, split),
+            add_residual(block.o, attended_to, stream, block.mlp_gain_m, buffers.split),
+            *block.mlp.launches(stream, buffers.mlp, count, partials=between, gain_n=next_gain_m, eps=eps),
         ]
 
     def accepts_logits(self, hidden_sm: Tensor) -> bool:
@@ -199,6 +187,6 @@ class FusedDecode:
 
 def _quantized_rows(weights: DecoderWeights) -> QuantizedRows | None:
     """Room for the widest rows that an fp8 product reads; None where there is none."""
-    products = [product for b in weights.blocks for product in (b.qkv, b.o, b.gate_up, b.down)]
+    products = [product for b in weights.blocks for product in b.products()]
     widths = [product.weight_nk.shape[1] for product in products if product.scale_n is not None]
     return QuantizedRows.allocate(max(widths), weights.embed_vm.device) if widths else None

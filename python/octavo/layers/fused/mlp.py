@@ -1,0 +1,153 @@
+"""The MLPs that a fused decode step can have: gated, or a mixture of gated experts.
+
+Both add to the residual stream and leave the next norm's inputs on it (octavo.kernels.triton.skinny_linear).
+
+Shape suffixes: t rows (one token each), m model dim, o features of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.triton import moe
+from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.skinny_linear import (
+    QuantizedRows,
+    ResidualStream,
+    SkinnyLinear,
+    SplitScratch,
+    add_residual,
+    quantized,
+    scaled_store,
+)
+from octavo.kernels.triton.skinny_table import MAX_ROWS
+from octavo.layers.fused.base import ExpertWeights, GatedWeights, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class MLPScratch:
+    """Buffers that the MLPs of all layers take turns on; None where no layer needs them."""
+
+    activated_to: Tensor | None
+    split: SplitScratch
+    experts: moe.DecodeBuffers | None
+
+    @classmethod
+    def allocate(
+        cls, mlps: Iterable[FusedMLP], split: SplitScratch, dtype: torch.dtype, device: torch.device
+    ) -> MLPScratch:
+        """For MLPs like these: those of one kind have equal sizes."""
+        kinds = {type(mlp): mlp for mlp in mlps}
+        dense, sparse = kinds.get(GatedMLP), kinds.get(SparseMLP)
+        activated_to: Tensor | None = None
+        if isinstance(dense, GatedMLP):
+            activated_to = torch.zeros(MAX_ROWS, dense.down.k, dtype=dtype, device=device)
+        experts = moe.DecodeBuffers.allocate(sparse.experts) if isinstance(sparse, SparseMLP) else None
+        return cls(activated_to, split, experts)
+
+
+class FusedMLP(Protocol):
+    """One layer's MLP with its norm."""
+
+    def launches(
+        self,
+        stream: ResidualStream,
+        scratch: MLPScratch,
+        num_rows: int,
+        *,
+        partials: int,
+        gain_n: Tensor,
+        eps: float,
+    ) -> list[Launch]:
+        """residual += mlp(norm(residual)): `partials` sums of squares a row come in, `gain_n` is of the next norm."""
+
+    def num_partials(self, num_rows: int) -> int:
+        """Sums of squares a row that it leaves."""
+
+    def linears(self) -> list[SkinnyLinear]:
+        """Its products that may need split scratch."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """gate_up with silu, and down: two kernels."""
+
+    gate_up: SkinnyLinear
+    down: SkinnyLinear
+
+    def launches(
+        self,
+        stream: ResidualStream,
+        scratch: MLPScratch,
+        num_rows: int,
+        *,
+        partials: int,
+        gain_n: Tensor,
+        eps: float,
+    ) -> list[Launch]:
+        """See `FusedMLP.launches`."""
+        assert scratch.activated_to is not None
+        activated_to = scratch.activated_to[:num_rows]
+        return [
+            *quantized(self.gate_up, stream.gained_mn[:num_rows]),
+            scaled_store(self.gate_up, stream, activated_to, partials=partials, epilogue="silu", eps=eps),
+            *quantized(self.down, activated_to),
+            add_residual(self.down, activated_to, stream, gain_n, scratch.split),
+        ]
+
+    def num_partials(self, num_rows: int) -> int:
+        """See `FusedMLP.num_partials`."""
+        return self.down.num_tiles(num_rows)
+
+    def linears(self) -> list[SkinnyLinear]:
+        """See `FusedMLP.linears`."""
+        return [self.gate_up, self.down]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMLP:
+    """Router, choice, and the chosen experts: four kernels for one row, six for more."""
+
+    experts: moe.Experts
+
+    def launches(
+        self,
+        stream: ResidualStream,
+        scratch: MLPScratch,
+        num_rows: int,
+        *,
+        partials: int,
+        gain_n: Tensor,
+        eps: float,
+    ) -> list[Launch]:
+        """See `FusedMLP.launches`."""
+        assert scratch.experts is not None
+        return moe.decode(self.experts, stream, scratch.experts, num_rows, partials=partials, gain_n=gain_n, eps=eps)
+
+    def num_partials(self, num_rows: int) -> int:
+        """See `FusedMLP.num_partials`."""
+        return moe.num_partials(self.experts, num_rows)
+
+    def linears(self) -> list[SkinnyLinear]:
+        """See `FusedMLP.linears`."""
+        return []
+
+
+def make_linear(op: str, weights: Weights, rows: QuantizedRows | None) -> SkinnyLinear:
+    """A product with its configurations chosen. `rows` is for fp8 ones."""
+    if weights.scale_n is None:
+        return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n)
+    return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n, weights.scale_n, rows)
+
+
+def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) -> FusedMLP:
+    """A block's MLP, ready to launch."""
+    if isinstance(weights, GatedWeights):
+        return GatedMLP(make_linear("gate_up", weights.gate_up, rows), make_linear("down", weights.down, rows))
+    router, gate_up, down = weights.router_em, weights.gate_up_e2im, weights.down_emi
+    return SparseMLP(moe.Experts(router, gate_up, down, weights.top_k, weights.renormalize))

@@ -1,0 +1,24 @@
+"""Mixtral (8x7B, 8x22B): Mistral's block with a mixture of experts in every layer, in checkpoints of the old names and
+of Transformers 5's."""
+
+from __future__ import annotations
+
+from octavo.layers.moe import ExpertNames
+from octavo.models.config import NormalConfig
+from octavo.models.decoder import BlockSpec, Family, Names, block_spec
+
+
+def _block(config: NormalConfig, layer: int) -> BlockSpec:
+    return block_spec(config, layer)
+
+
+EXPERTS = ExpertNames(
+    router="block_sparse_moe.gate",
+    experts="block_sparse_moe.experts",
+    gate="w1",
+    up="w3",
+    down="w2",
+    merged_router="mlp.gate",
+    merged="mlp.experts",
+)
+FAMILY = Family(names=Names(experts=EXPERTS), block=_block)
