@@ -18,7 +18,9 @@ def embed(token_id_t: Tensor, weight_vm: Tensor) -> Tensor:
 
 
 def project(hidden_sm: Tensor, weight_vm: Tensor) -> Tensor:
-    """Logits [s, v]: multiplied in the weights' dtype, returned as fp32."""
+    """Logits fp32 [s, v]: on CUDA the product's own sums, elsewhere rounded to the weights' dtype before."""
+    if hidden_sm.is_cuda and weight_vm.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(hidden_sm, weight_vm.t(), out_dtype=torch.float32)
     return F.linear(hidden_sm, weight_vm).float()
 
 
