@@ -50,6 +50,36 @@ def test_problems_are_named(folders: dict[str, Path], case: str) -> None:
     assert "is torch.int8" in message
 
 
+@pytest.mark.parametrize(("case", "merged_router"), [("qwen3-moe", "mlp.gate"), ("mixtral", "mlp.gate")])
+def test_experts_in_one_tensor(tmp_path: Path, case: str, merged_router: str) -> None:
+    """Transformers 5 keeps all experts of a kind in one parameter; checkpoints may have its names."""
+    reference = make_reference(case)
+    folder = save(reference, tmp_path)
+    merged = dict(reference.state_dict())
+    assert "model.layers.0.mlp.experts.gate_up_proj" in merged
+    assert f"model.layers.0.{merged_router}.weight" in merged
+    single = dict(read_tensors(folder))
+    assert not any("gate_up_proj" in name for name in single)
+    models = []
+    for tensors in (single, merged):
+        model = empty(folder)
+        model.load_weights(tensors.items())
+        assert isinstance(model, nn.Module)
+        models.append(model)
+    for first, second in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_experts_are_missed_and_checked_by_name(tmp_path: Path) -> None:
+    folder = save(make_reference("qwen3-moe"), tmp_path)
+    tensors = dict(read_tensors(folder))
+    tensors["model.layers.1.mlp.experts.5.down_proj.weight"] = torch.zeros(32, 64)
+    del tensors["model.layers.2.mlp.experts.7.up_proj.weight"]
+    message = refusal(empty(folder), tensors)
+    assert "1 tensor missing (model.layers.2.mlp.experts.7.up_proj.weight)" in message
+    assert "model.layers.1.mlp.experts.5.down_proj.weight is torch.float32 [32, 64], not [64, 32]" in message
+
+
 def test_untied_head_is_not_guessed(folders: dict[str, Path]) -> None:
     tensors = dict(read_tensors(folders["llama-tied"]))
     model = build_model(

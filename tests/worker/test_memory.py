@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 from octavo.config import EngineConfig, make_engine_config
 from octavo.errors import ConfigError
 from octavo.models.config import NormalConfig, normalize_config
+from octavo.models.registry import weight_bytes
 from octavo.models.sources import ModelSource
 from octavo.worker.device import DeviceFacts
-from octavo.worker.memory import GIB, MemoryPlan, kv_token_bytes, memory_errors, plan_memory
+from octavo.worker.memory import GIB, MemoryPlan, kv_token_bytes, memory_errors, plan_memory, usage_of
 from octavo.worker.resolve import graph_sizes, limits_of, resolve_config
 
 LLAMA_8B = {
@@ -69,6 +71,30 @@ def test_a_large_device_takes_the_models_context() -> None:
     assert 0.85 * 139.8 * GIB < everything <= 0.9 * 139.8 * GIB - 0.5 * GIB
     assert plan.concurrency(131072) == pytest.approx(plan.num_kv_tokens / 131072)
     assert plan.concurrency(64) == 256
+
+
+def test_experts_count() -> None:
+    """Qwen3-30B-A3B: 30.5 billion parameters; 8 experts' rows of each token beside what a dense model makes."""
+    raw = {
+        **LLAMA_8B,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    }
+    model = normalize_config(raw)
+    assert model.experts is not None
+    rotary_table = 131072 * 128 * 4
+    assert weight_bytes(model, torch.bfloat16) == 2 * 30_532_122_624 + rotary_table
+    dense = replace(model, experts=None)
+    config = resolve(cuda(140), model, max_num_batched_tokens=8192)
+    difference = usage_of(config, model, 0).activation_bytes - usage_of(config, dense, 0).activation_bytes
+    pairs = 8192 * 8
+    assert 2 * pairs * (2048 + 768) < difference < 2 * pairs * (2048 + 768) + (40 << 20)
 
 
 def test_the_plan_resolves_the_whole_config() -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
+EXPERT_TILE = 128
+"""Rows of one expert that the largest tiles of its kernels take."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_CHUNK_LOGITS = 1 << 24
 """Logits that exist at a time: the runner samples so many rows at once that rows * vocabulary stays below."""
@@ -132,10 +134,22 @@ def usage_of(config: EngineConfig, model: NormalConfig, weight_bytes: int) -> Us
     sizes = config.execution.cuda_graph_sizes
     return Usage(
         weight_bytes=weight_bytes,
-        activation_bytes=limits.max_num_batched_tokens * per_token,
+        activation_bytes=limits.max_num_batched_tokens * per_token
+        + expert_bytes(model, limits.max_num_batched_tokens, item),
         sampling_bytes=chunk_rows * model.vocab_size * LOGIT_BYTES + counts_and_masks,
         graph_bytes=len(sizes) * GRAPHS_A_SIZE * GRAPH_BYTES,
     )
+
+
+def expert_bytes(model: NormalConfig, num_tokens: int, item: int) -> int:
+    """What a mixture of experts makes for a step: rows of all chosen experts, each expert's padded to whole tiles."""
+    experts = model.experts
+    if experts is None:
+        return 0
+    pairs = num_tokens * experts.top_k
+    places = pairs + min(pairs, experts.num_experts) * (EXPERT_TILE - 1)
+    routing = num_tokens * experts.num_experts * 4 + (places + 4 * pairs) * 4
+    return item * (places * experts.intermediate_size + pairs * model.hidden_size) + routing
 
 
 def cache_blocks(config: EngineConfig, device: DeviceFacts, room: int, block_bytes: int, useful_blocks: int) -> int:
