@@ -1,0 +1,176 @@
+"""fp8 products of decode steps in Triton's interpreter; run by test_fp8_kernels.py.
+
+The interpreter reads e4m3 as it should but rounds wrongly to it, so quantized rows are kept in fp32 here, unrounded:
+what is compared is everything but that rounding, which gpu_fp8.py checks on a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from fused_models import Sizes, make_context
+from fused_numerics_cases import _loop_bounds_are_numbers, make_stream  # noqa: F401 (a fixture)
+from fused_stand_in import run
+from fused_steps import relative_error
+from torch import Tensor
+
+from octavo.attention.base import make_backend
+from octavo.kernels.reference.quantize_rows import FP8, LARGEST, dequantize_rows, quantize_rows
+from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
+from octavo.kernels.triton import skinny_linear
+from octavo.kernels.triton.quantize_rows import quantize_launch
+from octavo.kernels.triton.skinny_linear import (
+    QuantizedRows,
+    SkinnyLinear,
+    SplitScratch,
+    add_residual,
+    quantized,
+    scaled_store,
+)
+from octavo.kernels.triton.skinny_table import MAX_ROWS, Gemv
+from octavo.layers.fused.decode import FusedDecode
+from octavo.layers.quant import fp8
+from octavo.models.config import NormalConfig, normalize_config
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
+
+CPU = torch.device("cpu")
+EPS = 1e-5
+SIZES = Sizes(hidden=128, inner=256, heads=4, kv_heads=2, head_dim=64, vocab=192, layers=3, qk_norm=False)
+
+
+@pytest.fixture(autouse=True)
+def _unrounded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(width: int, device: torch.device) -> QuantizedRows:
+        return QuantizedRows(torch.zeros(MAX_ROWS * width, device=device), torch.zeros(MAX_ROWS, device=device))
+
+    monkeypatch.setattr(skinny_linear.QuantizedRows, "allocate", allocate)
+
+
+@pytest.mark.parametrize(("rows", "width", "stride"), [(1, 64, 64), (5, 96, 200), (3, 4100, 4100)])
+def test_rows_are_scaled(rows: int, width: int, stride: int) -> None:
+    x = torch.randn(rows, stride)[:, :width]
+    x[rows // 2] = 0.0
+    numbers, scale = torch.full((rows, width), torch.nan), torch.full((rows,), torch.nan)
+    run(quantize_launch(x, numbers, scale))
+    expected, expected_scale = quantize_rows(x)
+    torch.testing.assert_close(scale, expected_scale)
+    torch.testing.assert_close(numbers, x / expected_scale[:, None])
+    assert numbers.abs().max() <= LARGEST * (1 + 1e-6)
+    assert torch.equal(numbers.to(FP8).float(), expected.float())
+
+
+def make_linear(op: str, n: int, k: int, config: Gemv, has_bias: bool) -> tuple[SkinnyLinear, Tensor]:
+    """A product in e4m3, and its matrix in fp32."""
+    matrix_rows = 2 * n if op == "gate_up" else n
+    number, scale = quantize_rows(torch.randn(matrix_rows, k) * k**-0.5 * (0.1 + torch.rand(matrix_rows, 1)))
+    bias = torch.randn(matrix_rows) if has_bias else None
+    return SkinnyLinear(op, number, bias, {1: config}, scale), dequantize_rows(number, scale)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("op", "epilogue"), [("qkv", "store"), ("gate_up", "silu")])
+def test_gemv_widens_weights(op: str, epilogue: str, has_bias: bool) -> None:
+    n, k = 64, 512
+    gain = 1 + 0.3 * torch.randn(k)
+    product, matrix = make_linear(op, n, k, Gemv(4, 256, 4), has_bias)
+    stream = make_stream(k, gain)
+    assert quantized(product, stream.gained_mn[:1]) == []
+    y = torch.full((1, n), torch.nan)
+    run(scaled_store(product, stream, y, partials=1, epilogue=epilogue, eps=EPS))
+    reference = gated_linear if op == "gate_up" else linear
+    assert relative_error(y, reference(rms_norm(stream.residual_mn[:1], gain, EPS), matrix, product.bias)) < 1e-5
+
+
+def test_gemv_adds_to_the_residual() -> None:
+    n, k = 96, 256
+    gain, x = (1 + 0.3 * torch.randn(n)), torch.randn(1, k)
+    product, matrix = make_linear("o", n, k, Gemv(8, 128, 4), True)
+    stream = make_stream(n, gain)
+    expected = add_linear(stream.residual_mn[:1], x, matrix, product.bias)
+    run(add_residual(product, x, stream, gain, SplitScratch.allocate([], CPU)))
+    assert relative_error(stream.residual_mn[:1], expected) < 1e-5
+
+
+def config_of(**changes: Any) -> NormalConfig:
+    raw = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": SIZES.vocab,
+        "hidden_size": SIZES.hidden,
+        "intermediate_size": SIZES.inner,
+        "num_hidden_layers": SIZES.layers,
+        "num_attention_heads": SIZES.heads,
+        "num_key_value_heads": SIZES.kv_heads,
+        "head_dim": SIZES.head_dim,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "eos_token_id": 2,
+    }
+    return normalize_config(raw | changes)
+
+
+def make_models(config: NormalConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Decoder, Decoder]:
+    """A model with fp8 layers, and the dense one with the same weights."""
+    plain = build_model(config, dtype=torch.float32, device=CPU)
+    assert isinstance(plain, Decoder)
+    tensors = {}
+    for name, slot in all_slots(plain).items():
+        tensors[name] = (
+            0.5 + torch.rand_like(slot) if slot.ndim == 1 else torch.randn_like(slot) * slot.shape[1] ** -0.5
+        )
+    models = []
+    for keeps in (True, False):
+        monkeypatch.setattr(fp8, "multiplies_fp8", lambda device, keeps=keeps: keeps)
+        model = build_model(config, dtype=torch.float32, device=CPU, quantization="fp8")
+        assert isinstance(model, Decoder)
+        model.load_weights(tensors.items())
+        model.set_attention_backend(make_backend("reference"))
+        models.append(model)
+    return models[0], models[1]
+
+
+def all_slots(model: Decoder) -> dict[str, Tensor]:
+    """Checkpoint names of everything."""
+    found = {"model.embed_tokens.weight": model.embed.weight, "model.norm.weight": model.norm.weight}
+    found["lm_head.weight"] = model.head.weight
+    for i, block in enumerate(model.layers()):
+        found |= {f"model.layers.{i}.{name}": slot for name, slot in block.slots().items()}
+    return found
+
+
+@pytest.mark.parametrize("lengths", [[130], [5, 1, 64, 200]], ids=["one-row", "rows"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_bias": True, "mlp_bias": True},
+        {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1", "down_proj"]}},
+    ],
+    ids=["llama", "biases", "some-layers-dense"],
+)
+def test_decode_step(changes: dict[str, Any], lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dense model's modules against the fp8 model's launches."""
+    torch.manual_seed(len(lengths))
+    model, dense = make_models(config_of(**changes), monkeypatch)
+    assert {layer.weight.dtype for layer in dense.modules() if hasattr(layer, "shards")} == {torch.float32}
+    ctx = make_context(SIZES, lengths, layers=SIZES.layers, device="cpu")
+    ctx.kv_cache = [cache.float() for cache in ctx.kv_cache]
+    token_id_t = torch.randint(0, SIZES.vocab, (len(lengths),))
+    caches = [cache.clone() for cache in ctx.kv_cache]
+    decode = FusedDecode(model.weights())
+    launches = decode.launches(token_id_t, ctx)
+    num_fp8 = sum(layer.weight.dtype == FP8 for layer in model.modules() if hasattr(layer, "shards"))
+    assert num_fp8 == (4 * SIZES.layers if "quantization_config" not in changes else 3 * (SIZES.layers - 1))
+    assert sum(launch.kernel.__name__ == "quantize_rows_kernel" for launch in launches) == num_fp8 * (len(lengths) > 1)
+    for launch in launches:
+        run(launch)
+    hidden = decode._buffers.hidden_tm[: len(lengths)].clone()
+    expected = dense.forward(token_id_t, ctx.position_t, replace(ctx, kv_cache=caches))
+    assert relative_error(hidden, expected) < 2e-5
+    for ours, theirs in zip(ctx.kv_cache, caches, strict=True):
+        assert relative_error(ours, theirs) < 1e-5

@@ -1,0 +1,49 @@
+"""Runs fp8_cases.py in Triton's interpreter (a process of its own), and checks the choices of fp8 products."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.kernels.triton.skinny_table import BUCKETS, FP8_PLAIN, FP8_TABLE, TABLE, Gemv, Ring, choose
+
+FOLDER = Path(__file__).parent
+
+
+def test_cases() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / "fp8_cases.py")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=FOLDER)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_every_measured_winner_fits_its_own_shape() -> None:
+    for (op, n, k), winners in FP8_TABLE.items():
+        assert tuple(winners) == BUCKETS
+        assert (op, n, k) in TABLE
+        for bucket, config in winners.items():
+            assert choose(op, n, k, bucket, fp8=True) is config
+            assert isinstance(config, Gemv) if bucket == 1 else isinstance(config, Ring) and config.block_m == bucket
+            assert op in ("o", "down") or bucket == 1 or config.split_k == 1, "only the residual epilogue joins splits"
+
+
+@pytest.mark.parametrize("op", ["qkv", "o", "gate_up", "down"])
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_unmeasured_shapes_get_what_fits(op: str, bucket: int) -> None:
+    for n in range(64, 4096, 64):
+        for k in (128, 896, 1152, 3584, 12288):
+            config = choose(op, n, k, bucket, fp8=True)
+            assert config is not None
+            assert config.fits(op, n, k, 1)
+    assert choose(op, 4096, 4096 + 64, bucket, fp8=True) is None or bucket == 1
+
+
+def test_plain_configurations_fit_on_chip() -> None:
+    for configs in FP8_PLAIN.values():
+        assert all(
+            config.fits(op, 256, 256, 1) for config in configs for op in ("qkv", "gate_up") if config.block_k <= 256
+        )
