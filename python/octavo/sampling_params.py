@@ -19,6 +19,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 
 
@@ -141,6 +142,9 @@ class SamplingParams:
         _check(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", f"may hold at most {MAX_BAD_WORDS} words")
         for text in self.bad_words:
             _check(isinstance(text, str) and text != "", "bad_words", "must hold non-empty strings")
+            _check(
+                len(text) <= MAX_BAD_WORD_CHARS, "bad_words", f"may have at most {MAX_BAD_WORD_CHARS} characters each"
+            )
 
     def _check_token_lists(self) -> None:
         for token_id in self.stop_token_ids:
@@ -156,13 +160,15 @@ class SamplingParams:
             _in_range(bias, "logit_bias", -100, 100)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise `RequestError` when a token id named here is not below `vocab_size`."""
+        """Raise `RequestError` when a token id named here is not below `vocab_size`, or a list names more than there
+        are."""
         named = {
             "stop_token_ids": self.stop_token_ids,
             "allowed_token_ids": self.allowed_token_ids or (),
             "logit_bias": self.logit_bias,
         }
         for param, ids in named.items():
+            _check(len(ids) <= vocab_size, param, f"has {len(ids)} ids; the vocabulary has {vocab_size}")
             for token_id in ids:
                 _check(
                     token_id < vocab_size,

@@ -17,7 +17,7 @@ from octavo.server.context import ServerContext
 from octavo.server.full import Choice, Collected, collect
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import chat_entries, prompt_mappings
-from octavo.server.schema.chat import ChatRequest, parse_chat
+from octavo.server.schema.chat import ChatRequest, in_chat_words, parse_chat
 from octavo.server.schema.sampling import StreamOptions
 from octavo.server.sse import ClientGoneError, EventStream, while_connected
 
@@ -30,9 +30,10 @@ async def chat(request: Request) -> Response:
     wanted, params = parse_chat(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
     token_ids = await context.run_text(_encode, context, wanted, size_bytes=size_bytes)
-    generation = Generation(
-        context, [Prompt(token_ids, None)], params, priority=wanted.priority, cache_salt=wanted.cache_salt
-    )
+    with in_chat_words(wanted):
+        generation = Generation(
+            context, [Prompt(token_ids, None)], params, priority=wanted.priority, cache_salt=wanted.cache_salt
+        )
     call_id = f"chatcmpl-{request.state.request_id}"
     if wanted.stream:
         return EventStream(_writer(context, wanted, params, generation, call_id, model).events(), generation.close)

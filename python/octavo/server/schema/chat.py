@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,23 +55,27 @@ def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Ch
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise RequestError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")
-    try:
+    with in_chat_words(request):
         params = sampling_params(
             body,
             defaults,
             max_tokens=limits.pop() if limits else None,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
-    except RequestError as error:
-        raise _in_chat_words(error, request) from None
     return request, params
 
 
-def _in_chat_words(error: RequestError, request: ChatRequest) -> RequestError:
-    """The error with the name that the field has in this endpoint."""
-    names = {"logprobs": "top_logprobs"}
+@contextmanager
+def in_chat_words(request: ChatRequest) -> Iterator[None]:
+    """Errors that come out have the names that fields have in this endpoint."""
+    names = {"logprobs": "top_logprobs", "prompt": "messages"}
     if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    param = names.get(error.param or "", error.param)
-    message = str(error).replace(error.param or "", param or "", 1)
-    return RequestError(message, param=param, code=error.code)
+    try:
+        yield
+    except RequestError as error:
+        param = names.get(error.param or "")
+        if param is None:
+            raise
+        message = re.sub(rf"^{error.param} ", f"{param} ", str(error))
+        raise RequestError(message, param=param, code=error.code) from None
