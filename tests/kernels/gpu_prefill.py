@@ -60,6 +60,8 @@ KINDS = {
     "write_kernel": "rotate + write",
     "nvjet": "product",
     "gemm": "product",
+    "gemv": "product",
+    "quantize": "quantization",
     "cutlass": "product",
 }
 """Part of a kernel's name -> what it is for."""
