@@ -8,11 +8,34 @@ misaligned (slices of an arena) in `do_not_specialize_on_alignment`.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import triton
 from triton.compiler import CompiledKernel
 
 _handles: dict[tuple[Any, ...], CompiledKernel] = {}
+_only_compile = False
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within, launches only compile their kernels, on all cores at once; what they would write is left as it is."""
+    global _only_compile
+    with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+        _only_compile = True
+        try:
+            yield
+        finally:
+            _only_compile = False
+
+
+def only_compiling() -> bool:
+    """Whether launches must not run."""
+    return _only_compile
 
 
 def launch(
@@ -32,11 +55,16 @@ def launch(
     dtypes = [getattr(arg, "dtype", None) for arg in args]
     key = (id(kernel), num_warps, num_stages, pdl, *dtypes, *constants.values())
     handle = _handles.get(key)
-    if handle is not None:
+    if handle is not None and not _only_compile:
         handle[grid](*args, *constants.values())
         return
-    options = {"launch_pdl": True} if pdl else {}
-    compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages, **options)
+    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
+    if pdl:
+        options["launch_pdl"] = True
+    if _only_compile:
+        kernel.warmup(*args, **constants, grid=grid, **options)
+        return
+    compiled = kernel[grid](*args, **constants, **options)
     if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing
         assert list(kernel.arg_names)[len(args) :] == list(constants), "constants in the order of the parameters"
         _handles[key] = compiled

@@ -16,6 +16,8 @@ from typing import Any
 
 import triton
 
+from octavo.kernels.triton.handles import only_compiling
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -37,21 +39,24 @@ class Launch:
 
     def run(self, *, pdl: bool = True) -> None:
         """Start it on the current stream; `pdl` False for devices (and the interpreter) without dependent launches."""
-        self.kernel[self.grid](**self.args, **self.constants, PDL=pdl, **self._options(pdl))
+        if only_compiling():
+            self.warm_up(pdl=pdl)
+        else:
+            self.kernel[self.grid](**self.args, **self.constants, PDL=pdl, **self._options(pdl))
 
-    def warm_up(self) -> None:
-        """Compile it (with dependent launches) for the current device, without running it."""
-        self.kernel.warmup(**self.args, **self.constants, PDL=True, grid=self.grid, **self._options(pdl=True))
+    def warm_up(self, *, pdl: bool = True) -> None:
+        """Compile it for the current device, without running it."""
+        self.kernel.warmup(**self.args, **self.constants, PDL=pdl, grid=self.grid, **self._options(pdl))
 
     def _options(self, pdl: bool) -> dict[str, Any]:
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options | {"launch_pdl": True} if pdl else options
 
 
-def compile_together(launches: Iterable[Launch]) -> int:
+def compile_together(launches: Iterable[Launch], *, pdl: bool = True) -> int:
     """Compile what is not compiled yet, on all cores, for the current device; how many kernels the launches share."""
     unique = {launch.variant: launch for launch in launches}
     with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
         for launch in unique.values():
-            launch.warm_up()
+            launch.warm_up(pdl=pdl)
     return len(unique)

@@ -61,11 +61,12 @@ def choose_tile(head_dim: int, itemsize: int, programs: int, max_kv_len: int) ->
 
 
 def choose_splits(programs: int, max_kv_len: int, tile: int) -> tuple[int, int]:
-    """(splits, least tiles of a split): enough programs to fill the device, no more than there are tiles."""
+    """(splits, least tiles of a split): enough programs to fill the device, and for short rows no more than there are
+    tiles. Lengths count in two classes only, so that growing sequences do not meet a new kernel again and again."""
     for limit, splits, least in SPLITS:
         if programs <= limit:
-            tiles = triton.cdiv(max_kv_len, tile * least)
-            return min(splits, triton.next_power_of_2(max(tiles, 1))), least
+            is_short = max_kv_len <= SHORT_LEN
+            return min(splits, triton.cdiv(SHORT_LEN, tile * least)) if is_short else splits, least
     return 1, 1
 
 

@@ -28,7 +28,7 @@ from octavo.sampling.tables import start_download, upload
 from octavo.worker.base import Progress
 from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
 from octavo.worker.facts import model_facts
-from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.graphs import CONTEXT_BOUNDS, DecodeGraphs
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.memory import MAX_CHUNK_LOGITS, make_plan, memory_errors
 from octavo.worker.slots import Slots
@@ -36,6 +36,9 @@ from octavo.worker.step_kernels import StepKernels
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
+
+MIXED_ROWS = 129
+"""Rows of a mixed step past which kernels are the same: attention splits no more than 128 decode rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class TorchRunner:
                 self._warm_up()
 
     def _warm_up(self) -> None:
+        self._compile_mixed_steps()
         self._progress("graphs", 0.0)
         arenas, limits = self._arenas, self._limits
         length = min(limits.max_num_batched_tokens, self.plan.max_model_len)
@@ -142,6 +146,25 @@ class TorchRunner:
             self._decode(arenas.upload(0), num_rows, self.plan.max_model_len)
         torch.cuda.synchronize()
         self._progress("graphs", 1.0)
+
+    def _compile_mixed_steps(self) -> None:
+        """Compile the kernels of steps without a graph, so that no request waits for a compiler: what is chosen depends
+        on the number of decode rows, the longest context, and the longest prompt. One prompt row follows the others."""
+        compile_only = self._kernels.compile_only()
+        if compile_only is None:
+            return
+        self._progress("kernels", 0.0)
+        longest = self.plan.max_model_len
+        num_rows = min(MIXED_ROWS, self._limits.max_num_seqs, self._limits.max_num_batched_tokens)
+        self._arenas.fill_null_rows(0, num_rows, 1)
+        arena = self._arenas.upload(0)
+        with compile_only:
+            for num_decodes in sorted({min(1 << power, num_rows - 1) for power in range(num_rows.bit_length())}):
+                for max_kv_len in sorted({min(bound, longest) for bound in (*CONTEXT_BOUNDS, longest)}):
+                    self._forward(arena, num_decodes + 1, num_decodes, num_decodes + 1, 1, max_kv_len)
+            self._forward(arena, num_rows, 0, num_rows, longest, longest)
+        torch.cuda.synchronize()
+        self._progress("kernels", 1.0)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:

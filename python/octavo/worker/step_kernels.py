@@ -6,6 +6,7 @@ Triton beside Triton attention, else plain PyTorch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Protocol
 
@@ -31,10 +32,17 @@ class StepKernels:
     """Bound to an attention backend's package and a block size."""
 
     def __init__(self, backend: str, block_size: int) -> None:
-        package = PACKAGES.get(backend, REFERENCE)
+        self._package = package = PACKAGES.get(backend, REFERENCE)
         self._block_size = block_size
         self._prepare: Callable[..., PreparedTokens] = import_module(f"{package}.prepare").prepare_step
         self._apply: Callable[..., None] = import_module(f"{package}.apply_updates").apply_updates
+
+    def compile_only(self) -> AbstractContextManager[None] | None:
+        """Within it, the kernels of eager steps are compiled together instead of run; None where nothing compiles."""
+        if self._package == REFERENCE:
+            return None
+        compiling: Callable[[], AbstractContextManager[None]] = import_module(f"{self._package}.handles").compiling
+        return compiling()
 
     def apply_updates(
         self, block_table_sb: Tensor, update_u3: Tensor, kv_caches: Sequence[Tensor], copy_c2: Tensor
