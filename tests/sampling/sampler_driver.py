@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.sampling.base import SampledRows
+from octavo.sampling.base import SampledRows, TokenTarget
 from octavo.sampling.sampler import Sampled, Sampler
 
 VOCAB_SIZE = 37
@@ -60,9 +60,24 @@ def rows_of(rows: Sequence[Row]) -> SampledRows:
     return SampledRows(torch.from_numpy(slots).long(), positions, slots)
 
 
+def sample(sampler: Sampler, logits_sv: Tensor, rows: SampledRows) -> Sampled:
+    """Sample rows into tensors of their own, which must say the same as what is returned."""
+    device = logits_sv.device
+    num_slots = int(max(rows.host_slots)) + 1
+    target = TokenTarget(
+        torch.zeros(num_slots, dtype=torch.int32, device=device),
+        torch.zeros(len(rows.host_slots), dtype=torch.int32, device=device),
+    )
+    sampled = sampler.sample(logits_sv, rows, sampler.plan(rows.host_slots), target)
+    if device.type != "meta":
+        assert target.output_s.equal(sampled.token_s.int())
+        assert target.last_token_s[rows.slot_s.long()].equal(sampled.token_s.int())
+    return sampled
+
+
 def step(sampler: Sampler, rows: Sequence[Row], logits: Tensor) -> Sampled:
     """Sample a token for each row from its logits and append it to the row's output."""
-    sampled = sampler.sample(logits.clone(), rows_of(rows))
+    sampled = sample(sampler, logits.clone(), rows_of(rows))
     for row, token in zip(rows, sampled.token_s.tolist(), strict=True):
         row.output.append(token)
     return sampled

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampler_driver import WireRow
+from sampler_driver import WireRow, sample
 
 from octavo.sampling.base import SampledRows
 from octavo.sampling.sampler import Sampler
@@ -37,7 +37,7 @@ def test_sampling_reads_nothing_back(chosen: list[int]) -> None:
     slot_s = torch.empty(count, dtype=torch.int64, device=meta)
     rows = SampledRows(slot_s, torch.empty_like(slot_s), np.array(chosen, dtype=np.int32))
     for _ in range(2):
-        sampled = sampler.sample(torch.empty(count, 64, device=meta), rows)
+        sampled = sample(sampler, torch.empty(count, 64, device=meta), rows)
         assert (sampled.token_s.shape, sampled.token_s.dtype) == ((count,), torch.int64)
     if len(chosen) == len(PARAMS):
         assert sampled.logprobs is not None

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from oracle import distribution
-from sampler_driver import VOCAB_SIZE, Row, admit, make_sampler, rows_of, step
+from sampler_driver import VOCAB_SIZE, Row, admit, make_sampler, rows_of, sample, step
 from torch import Tensor
 
 from octavo.kernels.reference.uniform import philox, uniform
@@ -84,7 +84,7 @@ def test_frequencies_follow_the_distribution(params: dict[str, float]) -> None:
     counts = torch.zeros(VOCAB_SIZE)
     for position in range(num_positions):
         rows.position_s.fill_(position)
-        counts += sampler.sample(logits.repeat(num_slots, 1), rows).token_s.bincount(minlength=VOCAB_SIZE)
+        counts += sample(sampler, logits.repeat(num_slots, 1), rows).token_s.bincount(minlength=VOCAB_SIZE)
     expected = torch.tensor(distribution(logits[0].tolist(), dict(params))) * num_draws
     assert (counts[expected == 0] == 0).all()
     possible = expected >= 5

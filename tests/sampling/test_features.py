@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import adjusted_logits, distribution
-from sampler_driver import VOCAB_SIZE, Row, admit, make_sampler, rows_of, step
+from sampler_driver import VOCAB_SIZE, Row, admit, make_sampler, rows_of, sample, step
 from torch import Tensor
 
 from octavo.sampling import sampler as sampler_module
@@ -74,7 +74,7 @@ def seen_logits(monkeypatch: pytest.MonkeyPatch, rows: list[Row], logits: Tensor
     monkeypatch.setattr(sampler_module, "draw", spy)
     sampler = make_sampler(num_slots=len(CASES) + 1)
     admit(sampler, rows)
-    sampler.sample(logits.clone(), rows_of(rows))
+    sample(sampler, logits.clone(), rows_of(rows))
     return seen[0]
 
 
@@ -123,7 +123,7 @@ def test_mixed_rows_are_what_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> 
     random.Random(4).shuffle(rows)
     together = make_sampler(num_slots=len(CASES) + 1)
     admit(together, rows)
-    tokens = together.sample(logits.clone(), rows_of(rows)).token_s.tolist()
+    tokens = sample(together, logits.clone(), rows_of(rows)).token_s.tolist()
     seen = seen_logits(monkeypatch, rows, logits)
     for i, row in enumerate(rows):
         expected = distribution(logits[i].tolist(), row.params, PROMPT, OUTPUT)
@@ -133,7 +133,7 @@ def test_mixed_rows_are_what_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> 
             assert (weights / weights.sum()).tolist() == pytest.approx(expected, abs=2e-6)
         alone = make_sampler()
         admit(alone, [lonely := Row(0, row.params, PROMPT, OUTPUT)])
-        assert alone.sample(logits[i : i + 1].clone(), rows_of([lonely])).token_s.tolist() == [tokens[i]]
+        assert sample(alone, logits[i : i + 1].clone(), rows_of([lonely])).token_s.tolist() == [tokens[i]]
 
 
 @pytest.mark.parametrize("seed", range(4))

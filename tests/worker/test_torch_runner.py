@@ -93,6 +93,9 @@ class PaddedOnly(DecodeGraphs):
         self._sizes = sizes
         self.ran: list[int] = []
 
+    def has(self, size: int, bound: int) -> bool:
+        return size in self.ran
+
     def run(self, size: int, bound: int, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.ran.append(size)
         return forward()

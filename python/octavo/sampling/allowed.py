@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.sampling.base import MASKED, AdmittedRow, SampledRows
+from octavo.sampling.base import MASKED, AdmittedRow, IntArray, SampledRows
 from octavo.sampling.tables import VocabTable
 
 
@@ -30,6 +31,9 @@ class AllowedTokens:
 
     def flush(self) -> None:
         self._allowed.flush()
+
+    def capture_key(self, host_slots: IntArray) -> Hashable | None:
+        return self._allowed.data.data_ptr()
 
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         logits_sv.clamp_(min=MASKED).masked_fill_(~self._allowed.data[rows.slot_s], -math.inf)

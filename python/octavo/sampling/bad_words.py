@@ -8,13 +8,13 @@ Shape suffixes: s sampled rows, v vocabulary, w words, f first tokens of words (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.sampling.base import MASKED, AdmittedRow, SampledRows
+from octavo.sampling.base import MASKED, AdmittedRow, IntArray, SampledRows
 from octavo.sampling.tables import upload
 
 
@@ -82,6 +82,9 @@ class BadWords:
         slots = upload(np.array([row.slot for row in self._staged]), self._device)
         self._ring_sr[slots] = upload(ring, self._device)
         self._next_s[slots] = upload(np.array([row.num_tokens for row in self._staged]), self._device)
+
+    def capture_key(self, host_slots: IntArray) -> Hashable | None:
+        return None  # words come and go with their tensors
 
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         count = rows.slot_s.shape[0]

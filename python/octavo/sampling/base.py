@@ -9,7 +9,7 @@ Shape suffixes: s sampled rows of the step, v vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -67,11 +67,25 @@ class SampledRows:
     """The rows of a step that get a token now."""
 
     slot_s: Tensor
-    """int64, on the device. Slots differ, but for padding rows."""
+    """int64, on the device (features see no other type). Slots differ, but for padding rows."""
     position_s: Tensor
     """int64, on the device: the position that the new token takes in its sequence."""
     host_slots: IntArray
-    """The same slots, for decisions on the host."""
+    """The same slots, or those of more rows and without padding, for decisions on the host."""
+
+    def widened(self) -> SampledRows:
+        """The same rows in int64."""
+        return SampledRows(self.slot_s.long(), self.position_s.long(), self.host_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTarget:
+    """Where new tokens go, on the device."""
+
+    last_token_s: Tensor
+    """int32, one a slot: for a next step that is planned before the host knows them."""
+    output_s: Tensor
+    """int32, one a row: on its way to the host."""
 
 
 class Feature(Protocol):
@@ -86,6 +100,14 @@ class Feature(Protocol):
 
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         """Change logits in place; rows that don't use the feature keep theirs to the bit."""
+
+
+class Adjuster(Feature, Protocol):
+    """A feature that comes before the temperature, whatever follows."""
+
+    def capture_key(self, host_slots: IntArray) -> Hashable | None:
+        """Whatever `apply` depends on for these slots beside the contents of tensors: as long as it stays the same, a
+        captured `apply` (and `observe`) can be replayed. None: can't be captured."""
 
 
 @runtime_checkable

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
-from octavo.sampling.base import AdmittedRow, SampledRows
+from octavo.sampling.base import AdmittedRow, IntArray, SampledRows
 from octavo.sampling.tables import ListTable
 
 
@@ -22,6 +24,9 @@ class LogitBias:
 
     def flush(self) -> None:
         self._table.flush()
+
+    def capture_key(self, host_slots: IntArray) -> Hashable | None:
+        return self._table.address
 
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         logits_sv.scatter_add_(1, self._table.ids[rows.slot_s], self._table.values[rows.slot_s])

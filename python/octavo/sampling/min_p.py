@@ -25,6 +25,11 @@ class MinP:
     def flush(self) -> None:
         self._log.flush()
 
+    @property
+    def log(self) -> Tensor:
+        """float32 a slot: log(min_p), -inf for none."""
+        return self._log.data
+
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         threshold_s1 = logits_sv.amax(1, keepdim=True) + self._log.data[rows.slot_s].unsqueeze(1)
         logits_sv.masked_fill_(logits_sv < threshold_s1, -torch.inf)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
-from octavo.sampling.base import MASKED, AdmittedRow, SampledRows
+from octavo.sampling.base import MASKED, AdmittedRow, IntArray, SampledRows
 from octavo.sampling.tables import ListTable, SlotTable
 
 
@@ -32,6 +34,9 @@ class MinTokens:
     def flush(self) -> None:
         self._stops.flush()
         self._end.flush()
+
+    def capture_key(self, host_slots: IntArray) -> Hashable | None:
+        return self._stops.address
 
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         early_s = rows.position_s < self._end.data[rows.slot_s]

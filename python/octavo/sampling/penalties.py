@@ -6,11 +6,13 @@ repetition (over prompt and output; Keskar et al. 2019, section 4.1), then frequ
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.sampling.base import AdmittedRow, SampledRows
+from octavo.sampling.base import AdmittedRow, IntArray, SampledRows
 from octavo.sampling.tables import SlotTable, VocabTable
 
 
@@ -48,15 +50,23 @@ class Penalties:
         for table in (self._presence, self._frequency, self._repetition, self._in_prompt, self._count):
             table.flush()
 
+    def _uses(self, host_slots: IntArray) -> tuple[bool, bool]:
+        """Whether any of the slots uses the repetition penalty, and whether any uses another."""
+        return bool(self._repeats[host_slots].any()), bool(self._counts[host_slots].any())
+
+    def capture_key(self, host_slots: IntArray) -> Hashable | None:
+        return self._uses(host_slots), self._in_prompt.data.data_ptr(), self._count.data.data_ptr()
+
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         count_sv = self._count.data[rows.slot_s]
         in_output_sv = count_sv > 0
-        if self._repeats[rows.host_slots].any():
+        repeats, counts = self._uses(rows.host_slots)
+        if repeats:
             seen_sv = self._in_prompt.data[rows.slot_s] | in_output_sv
             repetition_s1 = self._repetition.data[rows.slot_s].unsqueeze(1)
             scaled_sv = torch.where(logits_sv > 0, logits_sv / repetition_s1, logits_sv * repetition_s1)
             logits_sv.copy_(torch.where(seen_sv, scaled_sv, logits_sv))
-        if self._counts[rows.host_slots].any():
+        if counts:
             logits_sv.sub_(self._frequency.data[rows.slot_s].unsqueeze(1) * count_sv)
             logits_sv.sub_(self._presence.data[rows.slot_s].unsqueeze(1) * in_output_sv)
 

@@ -35,6 +35,11 @@ class Seeds:
         self._seed.flush()
         self._index.flush()
 
+    @property
+    def keys(self) -> tuple[Tensor, Tensor]:
+        """Seed and index a slot, int64."""
+        return self._seed.data, self._index.data
+
     def uniform_su(self, rows: SampledRows, num_uniforms: int) -> Tensor:
         """float64 [s, u] in [0, 1): the numbers of the rows' new tokens."""
         return self._uniform(self._seed.data, self._index.data, rows.slot_s, rows.position_s, num_uniforms)

@@ -88,6 +88,11 @@ class ListTable:
         self.values[slots] = upload(values, device)
         self._staged.clear()
 
+    @property
+    def address(self) -> tuple[int, int, int]:
+        """Where the lists lie, and their width."""
+        return self.ids.data_ptr(), self.values.data_ptr(), self.ids.shape[1]
+
     def _widen(self, need: int) -> None:
         width = self.ids.shape[1]
         if need > width:

@@ -29,6 +29,16 @@ class Temperature:
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         logits_sv.div_(self._divisor.data[rows.slot_s].unsqueeze(1))
 
+    @property
+    def divisor(self) -> Tensor:
+        """float32 a slot."""
+        return self._divisor.data
+
+    @property
+    def random(self) -> Tensor:
+        """bool a slot."""
+        return self._random.data
+
     def random_s(self, rows: SampledRows) -> Tensor:
         """bool [s]: which rows are drawn."""
         return self._random.data[rows.slot_s]

@@ -40,6 +40,11 @@ class TopKTopP:
         self._k.flush()
         self._p.flush()
 
+    @property
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """k (int64; `ALL` for no limit) and p (float64) a slot."""
+        return self._k.data, self._p.data
+
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
         k_s1 = self._k.data[rows.slot_s].unsqueeze(1)
         p_s1 = self._p.data[rows.slot_s].unsqueeze(1)

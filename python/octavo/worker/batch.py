@@ -123,16 +123,17 @@ class OutputArenas:
         buffer = torch.zeros_like(host[0], device=device)
         self._device = OutputViews(layout, buffer) if device.type == "cuda" else None
 
-    def write(self, arena: int, start: int, token_s: Tensor, logprobs: TokenLogprobs | None) -> None:
-        """Put one token into each of the rows start, start + 1, …, and the tokens' logprobs."""
+    def tokens(self, arena: int, rows: slice) -> Tensor:
+        """int32, one a row: where the rows' tokens belong."""
+        return (self._device or self._host[arena]).sampled_sp[rows, 0]
+
+    def put_logprobs(self, arena: int, rows: slice, logprobs: TokenLogprobs) -> None:
+        """Logprobs of the rows' tokens."""
         target = self._device or self._host[arena]
-        end = start + token_s.shape[0]
-        target.sampled_sp[start:end, 0] = token_s
-        if logprobs is not None:
-            width = logprobs.id_sk.shape[1]
-            target.rank_sp[start:end, 0] = logprobs.rank_s
-            target.logprob_id_spk[start:end, 0, :width] = logprobs.id_sk
-            target.logprob_value_spk[start:end, 0, :width] = logprobs.value_sk.view(torch.int32)
+        width = logprobs.id_sk.shape[1]
+        target.rank_sp[rows, 0] = logprobs.rank_s
+        target.logprob_id_spk[rows, 0, :width] = logprobs.id_sk
+        target.logprob_value_spk[rows, 0, :width] = logprobs.value_sk.view(torch.int32)
 
     def download(self, arena: int, *, needs_logprobs: bool) -> None:
         """Start the copy to the host; on CPU there is nothing to copy."""

@@ -1,5 +1,6 @@
 """CUDA graphs of decode steps, one for each of a few row counts and bounds of the context; a step runs in the next
-larger one, padded with rows of the null slot. The bound on the context lets attention split its work for it.
+larger one, padded with rows of the null slot. The bound on the context lets attention split its work for it. And
+graphs of what follows, from the hidden states to the tokens, one for each row count and way of sampling.
 
 A graph is run once as usual (kernels compile, libraries allocate), then captured; the largest at start, the others when
 a step first needs them. All share one memory pool: they run one after another, in one stream.
@@ -8,13 +9,17 @@ a step first needs them. All share one memory pool: they run one after another, 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 CONTEXT_BOUNDS = (256, 4096)
 """Beside the longest context."""
+MAX_SAMPLING_GRAPHS = 256
+"""Ways of sampling are many; steps beyond so many run as usual."""
+Result = TypeVar("Result")
 
 
 class DecodeGraphs:
@@ -24,6 +29,7 @@ class DecodeGraphs:
         self._sizes = sorted(sizes)
         self._bounds = [bound for bound in CONTEXT_BOUNDS if bound < max_model_len] + [max_model_len]
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._sampling: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if sizes else None
 
     def size_for(self, num_rows: int) -> int | None:
@@ -34,6 +40,10 @@ class DecodeGraphs:
     def bound_for(self, max_kv_len: int) -> int:
         """The least bound that the step's longest context keeps."""
         return self._bounds[bisect_left(self._bounds, max_kv_len)]
+
+    def has(self, size: int, bound: int) -> bool:
+        """Whether `run` will replay a graph."""
+        return (size, bound) in self._graphs
 
     def run(self, size: int, bound: int, forward: Callable[[], Tensor]) -> Tensor:
         """Run a graph; the tensor that `forward` returned when it was captured, refilled.
@@ -50,7 +60,18 @@ class DecodeGraphs:
         graph.replay()
         return output
 
-    def _capture(self, forward: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def run_sampling(self, key: Hashable, sample: Callable[[], None]) -> None:
+        """Run the graph of a way of sampling. `sample` must do the same to the same memory whenever it is called for
+        this key. At the first call it is run, then captured for the calls after."""
+        graph = self._sampling.get(key)
+        if graph is not None:
+            graph.replay()
+            return
+        sample()
+        if len(self._sampling) < MAX_SAMPLING_GRAPHS:
+            self._sampling[key], _ = self._capture(sample)
+
+    def _capture(self, forward: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             output = forward()
@@ -59,3 +80,4 @@ class DecodeGraphs:
     def close(self) -> None:
         """Free the graphs' memory."""
         self._graphs.clear()
+        self._sampling.clear()

@@ -20,10 +20,10 @@ from torch import Tensor
 from octavo.attention.base import ForwardContext, make_backend
 from octavo.config import EngineConfig
 from octavo.models.loader import load_model
-from octavo.sampling.base import SampledRows
+from octavo.sampling.base import IntArray, SampledRows, TokenTarget
 from octavo.sampling.logprobs import TokenLogprobs
 from octavo.sampling.prompt_logprobs import prompt_logprobs
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.sampler import SamplePlan, Sampler
 from octavo.sampling.tables import start_download, upload
 from octavo.worker.base import Progress
 from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
@@ -47,6 +47,8 @@ class Launched:
 
     hidden_tm: Tensor
     arrays: StepArrays
+    graph_rows: int = 0
+    """Rows, padding included, of a decode step that a graph replayed: its tensors stay where they are. Else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,14 @@ class TorchRunner:
             device=device,
         )
         self._slots = Slots(limits.max_num_seqs, math.ceil(plan.max_model_len / limits.block_size), device)
-        self._sampler = Sampler(vocab_size=self._model.vocab_size, num_slots=limits.max_num_seqs, device=device)
+        self._chunk_rows = min(limits.max_num_seqs, max(1, MAX_CHUNK_LOGITS // self._model.vocab_size))
+        self._sampler = Sampler(
+            vocab_size=self._model.vocab_size,
+            num_slots=limits.max_num_seqs,
+            device=device,
+            max_fused_rows=self._chunk_rows if self.config.execution.attention_backend == "triton" else 0,
+        )
         self._kernels = StepKernels(self.config.execution.attention_backend, limits.block_size)
-        self._chunk_rows = max(1, MAX_CHUNK_LOGITS // self._model.vocab_size)
         self._graphs = DecodeGraphs(self.config.execution.cuda_graph_sizes, plan.max_model_len)
 
     @torch.inference_mode()
@@ -144,6 +151,7 @@ class TorchRunner:
         for num_rows in self.config.execution.cuda_graph_sizes[-1:]:
             arenas.fill_null_rows(0, num_rows, 1)
             self._decode(arenas.upload(0), num_rows, self.plan.max_model_len)
+        self._sampler.warm_up()
         torch.cuda.synchronize()
         self._progress("graphs", 1.0)
 
@@ -210,39 +218,53 @@ class TorchRunner:
     def _decode(self, arena: Tensor, size: int, bound: int) -> Launched:
         """Run `size` decode rows, padding included, with contexts up to `bound`, through their graph. The arena has one
         address and `prepare` makes its tensors inside the graph, so a replay reads the step's own values."""
+        graph_rows = size if self._graphs.has(size, bound) else 0
         hidden_tm = self._graphs.run(size, bound, lambda: self._forward(arena, size, size, size, 1, bound).hidden_tm)
-        return Launched(hidden_tm, self._arenas.arrays(arena, size, size))
+        return Launched(hidden_tm, self._arenas.arrays(arena, size, size), graph_rows)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan) -> None:
         """See `Runner.sample`."""
         if plan.num_new_rows:
             self._sampler.admit(plan.new_rows)
-        hidden_tm, arrays = self._launched.hidden_tm, self._launched.arrays
         if plan.prompt_logprob_rows:
-            self._score_prompts(plan, hidden_tm)
+            self._score_prompts(plan, self._launched.hidden_tm)
         if plan.num_sampled:
-            self._sample_rows(plan, hidden_tm, arrays)
+            self._sample_rows(plan, self._launched)
         if self._events:
             self._events[plan.arena].record()
 
-    def _sample_rows(self, plan: StepPlan, hidden_tm: Tensor, arrays: StepArrays) -> None:
-        """Tokens of rows [0, num_sampled), so many at a time that their logits stay small."""
-        count = plan.num_sampled
-        slot_s = arrays.row_slot_r[:count].long()
-        position_s = arrays.kv_len_r[:count].long()
-        if plan.num_rows == plan.num_decode_rows:
-            hidden_sm = hidden_tm[:count]
-        else:
-            hidden_sm = hidden_tm[arrays.query_start_r[1 : count + 1].long() - 1]
+    def _sample_rows(self, plan: StepPlan, launched: Launched) -> None:
+        """Tokens of rows [0, num_sampled): after a decode step from a graph by a graph, padding included."""
+        count, arrays, hidden_tm = plan.num_sampled, launched.arrays, launched.hidden_tm
         host_slots = self._arenas.host_slots(plan)
-        for start in range(0, count, self._chunk_rows):
-            part = slice(start, start + self._chunk_rows)
-            rows = SampledRows(slot_s[part], position_s[part], host_slots[part])
-            sampled = self._sampler.sample(self._model.logits(hidden_sm[part]), rows)
-            self._slots.put_tokens(rows.slot_s, sampled.token_s)
-            self._outputs.write(plan.arena, start, sampled.token_s, sampled.logprobs)
+        work = self._sampler.plan(host_slots)
+        size = launched.graph_rows
+        if size and count == plan.num_rows and work.capture_key is not None:
+            self._graphs.run_sampling(
+                (size, hidden_tm.data_ptr(), work),
+                lambda: self._choose_tokens(plan.arena, hidden_tm[:size], arrays, host_slots, work),
+            )
+        elif plan.num_rows == plan.num_decode_rows:
+            self._choose_tokens(plan.arena, hidden_tm[:count], arrays, host_slots, work)
+        else:
+            last_s = arrays.query_start_r[1 : count + 1].long() - 1
+            self._choose_tokens(plan.arena, hidden_tm[last_s], arrays, host_slots, work)
         self._outputs.download(plan.arena, needs_logprobs=plan.needs_logprobs)
+
+    def _choose_tokens(
+        self, arena: int, hidden_sm: Tensor, arrays: StepArrays, host_slots: IntArray, work: SamplePlan
+    ) -> None:
+        """Tokens of the first rows from their hidden states, so many at a time that their logits stay small. On CUDA
+        the output arena is one for all steps until it is downloaded, so that `arena` does not matter."""
+        count = hidden_sm.shape[0]
+        for start in range(0, count, self._chunk_rows):
+            part = slice(start, min(start + self._chunk_rows, count))
+            rows = SampledRows(arrays.row_slot_r[part], arrays.kv_len_r[part], host_slots)
+            target = TokenTarget(self._slots.last_token_s, self._outputs.tokens(arena, part))
+            sampled = self._sampler.sample(self._model.logits(hidden_sm[part]), rows, work, target)
+            if sampled.logprobs is not None:
+                self._outputs.put_logprobs(arena, part, sampled.logprobs)
 
     def _score_prompts(self, plan: StepPlan, hidden_tm: Tensor) -> None:
         """Start the logprobs of prompt tokens on their way to the host."""

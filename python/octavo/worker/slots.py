@@ -7,7 +7,6 @@ Not here: sampling state (octavo.sampling), which slot is free (Rust).
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 
 class Slots:
@@ -17,7 +16,3 @@ class Slots:
         self.null_slot = num_slots
         self.block_table_sb = torch.zeros((num_slots + 1, max_blocks), dtype=torch.int32, device=device)
         self.last_token_s = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
-
-    def put_tokens(self, slot_r: Tensor, token_r: Tensor) -> None:
-        """Remember the rows' new tokens, for a next step that is planned before the host knows them."""
-        self.last_token_s[slot_r] = token_r.int()

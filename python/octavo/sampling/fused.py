@@ -1,0 +1,54 @@
+"""The end of sampling by kernels: temperature, top-k, top-p, min-p, the draw and where tokens go, in two to six
+launches that a CUDA graph can hold. It gives the tokens that the features' own torch code gives.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.reference.sample import SlotParameters
+from octavo.kernels.triton.interpreter import is_interpreting, mend
+from octavo.kernels.triton.launch import compile_together
+from octavo.kernels.triton.sample import CHUNK_SIZES, Choice, Rows, Scratch, launches, sample
+from octavo.sampling.base import SampledRows, TokenTarget
+
+
+class FusedChoice:
+    """Kernels over the slots' parameters, and the memory they share between them."""
+
+    def __init__(self, slots: SlotParameters, max_rows: int, vocab_size: int) -> None:
+        mend()
+        self._slots = slots
+        self._max_rows, self._vocab_size = max_rows, vocab_size
+        device = slots.divisor_s.device
+        self._scratch = Scratch.allocate(max_rows, vocab_size, device)
+        self._pdl = not is_interpreting() and _has_dependent_launches(device.type)
+
+    def choose(self, logits_sv: Tensor, rows: SampledRows, target: TokenTarget, *, draws: bool, limits: bool) -> Tensor:
+        """int64 [s], valid until the next call. `draws`: some rows draw; `limits`: some of them from less than all."""
+        choice = Choice.LIMITED if draws and limits else Choice.PLAIN if draws else Choice.GREEDY
+        where = Rows(rows.slot_s, rows.position_s, target.last_token_s, target.output_s)
+        return sample(logits_sv, where, self._slots, self._scratch, choice, pdl=self._pdl)
+
+    def warm_up(self) -> None:
+        """Compile the kernels of every size of batch and way of choosing, where launches are dependent ones."""
+        if not self._pdl:
+            return
+        device = self._slots.divisor_s.device
+        sizes = sorted({min(most, self._max_rows) for most, _ in CHUNK_SIZES})
+        logits_sv = torch.empty(1, self._vocab_size, device=device)
+        ints_s = torch.zeros(1, dtype=torch.int32, device=device)
+        rows = Rows(ints_s, ints_s, ints_s, ints_s)
+        chosen = (
+            launch
+            for size in sizes
+            for choice in Choice
+            for launch in launches(logits_sv.expand(size, -1), rows, self._slots, self._scratch, choice)
+        )
+        compile_together(chosen)
+
+
+def _has_dependent_launches(device_type: str) -> bool:
+    """Whether the device starts a kernel before the one ahead of it has ended (from Hopper on)."""
+    return device_type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (9, 0)

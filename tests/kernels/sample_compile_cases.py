@@ -1,0 +1,53 @@
+"""Every sampling kernel, compiled for sm_90 without a GPU; run by test_sample.py without the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sm90_compile import Compiled, compile_launch
+
+from octavo.kernels.reference.sample import SlotParameters
+from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.sample import Choice, Rows, Scratch, launches
+
+META = torch.device("meta")
+MAX_REGISTERS = 128
+SHARED_BYTES = 100 * 1024
+seen: dict[Any, Compiled] = {}
+
+
+def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def made(num_rows: int, vocab_size: int, choice: Choice) -> list[Launch]:
+    slots = SlotParameters(
+        divisor_s=empty(torch.float32, 300),
+        random_s=empty(torch.bool, 300),
+        k_s=empty(torch.int64, 300),
+        p_s=empty(torch.float64, 300),
+        min_p_log_s=empty(torch.float32, 300),
+        seed_s=empty(torch.int64, 300),
+        index_s=empty(torch.int64, 300),
+    )
+    ints = empty(torch.int32, 512)
+    rows = Rows(ints[:num_rows], ints[:num_rows], ints, ints[:num_rows])
+    scratch = Scratch.allocate(num_rows, vocab_size, META)
+    return launches(empty(torch.float32, num_rows, vocab_size), rows, slots, scratch, choice)
+
+
+@pytest.mark.parametrize("vocab_size", [128_256, 151_936, 262_144])
+@pytest.mark.parametrize("num_rows", [1, 16, 256])
+@pytest.mark.parametrize("choice", list(Choice))
+def test_kernels_compile_without_spills(choice: Choice, num_rows: int, vocab_size: int) -> None:
+    chosen = made(num_rows, vocab_size, choice)
+    assert len(chosen) == {Choice.GREEDY: 2, Choice.PLAIN: 3, Choice.LIMITED: 6}[choice]
+    for launch in chosen:
+        if launch.variant not in seen:
+            seen[launch.variant] = compile_launch(launch)
+        compiled = seen[launch.variant]
+        assert compiled.spill_bytes == 0, launch.kernel.__name__
+        assert compiled.registers <= MAX_REGISTERS, launch.kernel.__name__
+        assert compiled.shared_bytes <= SHARED_BYTES, launch.kernel.__name__
