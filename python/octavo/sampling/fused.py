@@ -32,9 +32,7 @@ class FusedChoice:
         return sample(logits_sv, where, self._slots, self._scratch, choice, pdl=self._pdl)
 
     def warm_up(self) -> None:
-        """Compile the kernels of every size of batch and way of choosing, where launches are dependent ones."""
-        if not self._pdl:
-            return
+        """Compile the kernels of every size of batch and way of choosing."""
         device = self._slots.divisor_s.device
         sizes = sorted({min(most, self._max_rows) for most, _ in CHUNK_SIZES})
         logits_sv = torch.empty(1, self._vocab_size, device=device)
@@ -46,7 +44,7 @@ class FusedChoice:
             for choice in Choice
             for launch in launches(logits_sv.expand(size, -1), rows, self._slots, self._scratch, choice)
         )
-        compile_together(chosen)
+        compile_together(chosen, pdl=self._pdl)
 
 
 def _has_dependent_launches(device_type: str) -> bool:
