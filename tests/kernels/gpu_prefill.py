@@ -111,7 +111,7 @@ def make_models(sizes: Sizes, layers: int) -> tuple[Decoder, Decoder]:
             parameter.uniform_(0.5, 1.5)
         else:
             parameter.normal_(0.0, 1.0 if name.startswith("embed") and not sizes.tied else parameter.shape[1] ** -0.5)
-        twin.data = parameter.data
+        twin.copy_(parameter)
     for model in (joined, plain):
         model.set_attention_backend(make_backend("triton"))
     return joined, plain
