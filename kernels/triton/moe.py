@@ -81,18 +81,18 @@ class Routing:
 
     @classmethod
     def allocate(cls, experts: Experts, num_rows: int, num_tiles: int, block_m: int) -> Routing:
-        """For so many rows in tiles of at most `block_m` places."""
+        """Uninitialised, for so many rows in tiles of `block_m` places."""
         device, pairs = experts.router_eh.device, num_rows * experts.top_k
 
-        def zeros(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(count, dtype=dtype, device=device)
+        def empty(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(count, dtype=dtype, device=device)
 
         return cls(
-            expert_f=zeros(pairs),
-            weight_f=zeros(pairs, torch.float32),
-            scale_m=zeros(num_rows, torch.float32),
-            pair_s=zeros(num_tiles * block_m),
-            expert_t=zeros(num_tiles),
+            expert_f=empty(pairs),
+            weight_f=empty(pairs, torch.float32),
+            scale_m=empty(num_rows, torch.float32),
+            pair_s=empty(num_tiles * block_m),
+            expert_t=empty(num_tiles),
         )
 
 

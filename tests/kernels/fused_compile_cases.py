@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_models import LLAMA_8B, QWEN3_06B, QWEN3_8B, Sizes, make_context, make_weights
+from fused_models import LLAMA_8B, QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B, Sizes, make_context, make_weights
 from sm90_compile import Compiled, compile_launch
 
 from octavo.kernels.triton.decode_attention_fused import (
@@ -25,7 +25,7 @@ from octavo.kernels.triton.skinny_linear import ResidualStream, SkinnyLinear, st
 from octavo.kernels.triton.skinny_table import BUCKETS, SHARED_BYTES
 from octavo.layers.fused.decode import FusedDecode
 
-MODELS = {"llama-8b": LLAMA_8B, "qwen3-8b": QWEN3_8B, "qwen3-0.6b": QWEN3_06B}
+MODELS = {"llama-8b": LLAMA_8B, "qwen3-8b": QWEN3_8B, "qwen3-0.6b": QWEN3_06B, "qwen3-30b-a3b": QWEN3_30B_A3B}
 LENGTHS = (200, 1000, 100_000)
 MAX_REGISTERS = 255
 REGISTER_FILE = 65536
@@ -124,4 +124,20 @@ def check_small(launch: Launch, compiled: Compiled) -> None:
     assert compiled.num_wgmma == compiled.num_mma == compiled.num_tma_loads == 0
 
 
-CHECKS = {"ring_gemm": check_ring, "attention_kernel": check_attention}
+def check_experts(launch: Launch, compiled: Compiled) -> None:
+    """All products in wgmma (moe_compile_cases.py says more)."""
+    assert compiled.num_wgmma > 0
+    assert compiled.num_mma == 0
+
+
+def check_router(launch: Launch, compiled: Compiled) -> None:
+    """Few rows: products of 16 on tensor cores."""
+    assert compiled.num_mma > 0
+
+
+CHECKS = {
+    "ring_gemm": check_ring,
+    "attention_kernel": check_attention,
+    "expert_gemm": check_experts,
+    "router_kernel": check_router,
+}

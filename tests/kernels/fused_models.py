@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.attention.base import AttentionSpec, ForwardContext
 from octavo.kernels.reference.quantize_rows import quantize_rows
-from octavo.layers.fused.base import BlockWeights, DecoderWeights, GatedWeights, Weights
+from octavo.layers.fused.base import BlockWeights, DecoderWeights, ExpertWeights, GatedWeights, Weights
 
 BLOCK_SIZE = 64
 
@@ -28,11 +28,14 @@ class Sizes:
     layers: int
     qk_norm: bool
     tied: bool = False
+    experts: int = 0
+    """Of a mixture in each layer (`inner` is one's), 8 of them for a token; 0: plain MLPs."""
 
 
 LLAMA_8B = Sizes(4096, 14336, 32, 8, 128, 128256, 32, False)
 QWEN3_8B = Sizes(4096, 12288, 32, 8, 128, 151936, 36, True)
 QWEN3_06B = Sizes(1024, 3072, 16, 8, 128, 151936, 28, True, tied=True)
+QWEN3_30B_A3B = Sizes(2048, 768, 32, 4, 128, 151936, 48, True, experts=128)
 
 
 def make_weights(
@@ -52,6 +55,13 @@ def make_weights(
             return Weights(number_nk, gain(n) if bias else None, scale_n)
         return Weights(matrix(n, k), gain(n) if bias else None)
 
+    def mlp() -> GatedWeights | ExpertWeights:
+        if not sizes.experts:
+            return GatedWeights(product(2 * sizes.inner, sizes.hidden), product(sizes.hidden, sizes.inner))
+        gate_up = matrix(sizes.experts * 2 * sizes.inner, sizes.hidden).view(sizes.experts, -1, sizes.hidden)
+        down = matrix(sizes.experts * sizes.hidden, sizes.inner).view(sizes.experts, -1, sizes.inner)
+        return ExpertWeights(matrix(sizes.experts, sizes.hidden), gate_up, down, top_k=8, renormalize=True)
+
     query, key = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     blocks = [
         BlockWeights(
@@ -63,7 +73,7 @@ def make_weights(
             k_gain_d=gain(sizes.head_dim) if sizes.qk_norm else None,
             o=product(sizes.hidden, query),
             mlp_gain_m=gain(sizes.hidden),
-            mlp=GatedWeights(product(2 * sizes.inner, sizes.hidden), product(sizes.hidden, sizes.inner)),
+            mlp=mlp(),
         )
         for i in range(layers)
     ]

@@ -67,7 +67,7 @@ def expected_of(experts: Experts, x_mh: Tensor) -> Tensor:
     return reference_experts(x_mh, expert_mj, weight_mj, experts.gate_up_e2ih, experts.down_ehi)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 17, 40])
+@pytest.mark.parametrize("rows", [1, 2, 40])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows: int) -> None:
     experts = make_experts(shape, rows)
@@ -88,9 +88,9 @@ def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows
     assert relative_error(squares, residual.square().sum(-1)) < 1e-5
 
 
-@pytest.mark.parametrize("tma", [True, False])
-@pytest.mark.parametrize("rows", [1, 9, 150])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "rows", "tma"), [*((shape, rows, True) for shape in SHAPES for rows in (1, 70)), ("small", 150, False)]
+)
 def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe, "has_tma", lambda _: tma)
     monkeypatch.setattr(moe, "CHUNK", 128)

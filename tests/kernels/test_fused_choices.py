@@ -89,6 +89,8 @@ def test_supported_decoders() -> None:
     assert obstacle(LLAMA, HOPPER) is None
     qwen3 = replace(LLAMA, hidden_size=1024, intermediate_size=3072, attention=(replace(SPEC, num_heads=16),))
     assert obstacle(qwen3, HOPPER) is None
+    mixture = replace(LLAMA, hidden_size=2048, intermediate_size=0, experts=(128, 8, 768))
+    assert obstacle(mixture, HOPPER) is None
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,8 @@ def test_supported_decoders() -> None:
         ({"attention": (replace(SPEC, num_kv_heads=1),)}, "16 query heads"),
         ({"attention": (SPEC, replace(SPEC, num_kv_heads=4))}, "equal heads"),
         ({"attention": (replace(SPEC, head_dim=256),), "rotary_dim": 256}, "256"),
+        ({"experts": (128, 8, 750)}, "128 experts of 4096 x 750"),
+        ({"experts": (512, 8, 768)}, "512 experts"),
     ],
 )
 def test_obstacles(changes: dict[str, Any], word: str) -> None:

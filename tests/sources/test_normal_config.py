@@ -9,9 +9,10 @@ import pytest
 import transformers
 
 from octavo.errors import ModelError
-from octavo.models.config import NormalConfig, normalize_config
+from octavo.models.config import ExpertsConfig, NormalConfig, normalize_config
 
 FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "GPT2", "GPTNeoX", "Phi3", "Olmo2"]
+FAMILIES += ["Mixtral", "Qwen3Moe"]
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -49,6 +50,7 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
         assert getattr(short, field) == getattr(long, field), field
     assert short.rope == long.rope
     assert short.layer_windows == long.layer_windows
+    assert short.experts == long.experts
     assert (short.qkv_bias, short.o_bias) == (long.qkv_bias, long.o_bias)
 
 
@@ -152,6 +154,29 @@ def test_biases_and_norms() -> None:
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
     assert llama(model_type="qwen3").qk_norm
     assert llama(mlp_bias=True).mlp_bias
+
+
+def test_experts() -> None:
+    raw = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 6,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+    }
+    config = llama(model_type="qwen3_moe", moe_intermediate_size=32, norm_topk_prob=True, **raw)
+    assert config.experts == ExpertsConfig(16, 4, 32, True, (True,) * 6)
+    some = llama(model_type="qwen3_moe", decoder_sparse_step=2, mlp_only_layers=[3], **raw).experts
+    assert some is not None
+    assert some.is_sparse == (False, True, False, False, False, True)
+    assert not some.renormalize
+    mixtral = llama(model_type="mixtral", num_local_experts=8).experts
+    assert mixtral is not None
+    assert (mixtral.num_experts, mixtral.top_k, mixtral.renormalize) == (8, 2, True)
+    assert llama().experts is None
+    with pytest.raises(ModelError, match="num_experts_per_tok 20 is more than"):
+        llama(model_type="mixtral", num_experts_per_tok=20)
+    with pytest.raises(ModelError, match="mlp_only_layers"):
+        llama(model_type="qwen3_moe", mlp_only_layers="1")
 
 
 def test_nested_text_config() -> None:
