@@ -3,7 +3,8 @@
 The first product gathers its rows by index and applies the gated activation, the second weighs its rows and scatters
 them by pair; the sum adds a row's pairs in the order of its choices, so no result depends on which program came first.
 Weights are read by the tensor memory accelerator where there is one (TMA), by pointers elsewhere; tiles that hold no
-pair end at once, so only chosen experts are read. Launches: moe.py.
+pair end at once, so only chosen experts are read. What is read before the wait and changes from layer to layer is read
+past the L1 cache, which may hold it from a kernel before. Launches: moe.py.
 
 Shape suffixes: r rows of the input, s places, f flat pairs, t tiles, m rows, n output features, k input features; as
 the tile's own axes: m places, n output features.
@@ -53,10 +54,10 @@ def expert_gemm(
     if GATED and PDL:  # the second product's indices are two kernels old
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    expert = tl.load(expert_t + tile)
+    expert = tl.load(expert_t + tile, cache_modifier=".cg")
     if expert < 0:
         return
-    pair = tl.load(pair_s + s)
+    pair = tl.load(pair_s + s, cache_modifier=".cg")
     is_real = pair >= 0
     if PDL and not GATED:
         tl.extra.cuda.gdc_wait()
@@ -122,7 +123,7 @@ def combine_kernel(
     place = row.to(tl.int64) * N + n
     if RESIDUAL:
         gain = tl.load(gain_n + n, mask=inside, other=0.0).to(tl.float32)
-        residual = tl.load(residual_mn + place, mask=inside, other=0.0).to(tl.float32)
+        residual = tl.load(residual_mn + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

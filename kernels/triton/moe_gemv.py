@@ -2,7 +2,8 @@
 
 Two kernels instead of sort, two products and a sum: with one row a program knows from its number which choice it works
 for. The second requests its first weights before the wait for the first, since the choices are two kernels old by then,
-and adds all experts itself: no sum is left over. More rows: moe_gemm.py. Launches: moe.py.
+and adds all experts itself: no sum is left over. What is read before a wait and changes from layer to layer is read
+past the L1 cache, which may hold it from a kernel before. More rows: moe_gemm.py. Launches: moe.py.
 
 Shape suffixes: j choices, n output features, k input features.
 """
@@ -30,7 +31,7 @@ def gate_up_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     choice = tl.program_id(1)
     k = tl.arange(0, BLOCK_K)
-    x = tl.load(x_k + k).to(tl.float32)[None, :]  # three kernels old
+    x = tl.load(x_k + k, cache_modifier=".cg").to(tl.float32)[None, :]  # three kernels old
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -72,8 +73,8 @@ def down_kernel(
     j = tl.arange(0, TOP_K_P2)
     k = tl.arange(0, BLOCK_K)
     is_choice = j < TOP_K
-    expert = tl.load(expert_j + j, mask=is_choice, other=0).to(tl.int64)
-    share = tl.load(weight_j + j, mask=is_choice, other=0.0)[:, None]
+    expert = tl.load(expert_j + j, mask=is_choice, other=0, cache_modifier=".cg").to(tl.int64)
+    share = tl.load(weight_j + j, mask=is_choice, other=0.0, cache_modifier=".cg")[:, None]
     rows = expert[:, None] * N + n[None, :]
     weights = weight + rows[:, :, None] * K + k[None, None, :]
     is_read = is_choice[:, None, None]
