@@ -1,4 +1,5 @@
-"""fp8 products of decode steps in Triton's interpreter; run by test_fp8_kernels.py.
+"""fp8 products of decode steps, and what lies between those of other steps, in Triton's interpreter; run by
+test_fp8_kernels.py.
 
 The interpreter reads e4m3 as it should but rounds wrongly to it, so quantized rows are kept in fp32 here, unrounded:
 what is compared is everything but that rounding, which gpu_fp8.py checks on a device.
@@ -15,12 +16,16 @@ from fused_models import Sizes, make_context
 from fused_numerics_cases import _loop_bounds_are_numbers, make_stream  # noqa: F401 (a fixture)
 from fused_stand_in import run
 from fused_steps import relative_error
+from joined_model_cases import make_context as make_step
 from torch import Tensor
 
 from octavo.attention.base import make_backend
+from octavo.kernels.reference import gated as reference_gated
+from octavo.kernels.reference import rms_norm as reference_norm
 from octavo.kernels.reference.quantize_rows import FP8, LARGEST, dequantize_rows, quantize_rows
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
-from octavo.kernels.triton import skinny_linear
+from octavo.kernels.triton import quantize_rows as row_kernel
+from octavo.kernels.triton import quantized_joins, skinny_linear
 from octavo.kernels.triton.quantize_rows import quantize_launch
 from octavo.kernels.triton.skinny_linear import (
     QuantizedRows,
@@ -31,6 +36,7 @@ from octavo.kernels.triton.skinny_linear import (
     scaled_store,
 )
 from octavo.kernels.triton.skinny_table import MAX_ROWS, Gemv
+from octavo.layers.fused import fp8_joins
 from octavo.layers.fused.decode import FusedDecode
 from octavo.layers.quant import fp8
 from octavo.models.config import NormalConfig, normalize_config
@@ -47,7 +53,17 @@ def _unrounded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def allocate(width: int, device: torch.device) -> QuantizedRows:
         return QuantizedRows(torch.zeros(MAX_ROWS * width, device=device), torch.zeros(MAX_ROWS, device=device))
 
+    def allocate_rows(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        return torch.full((rows, width), torch.nan), torch.full((rows,), torch.nan)
+
     monkeypatch.setattr(skinny_linear.QuantizedRows, "allocate", allocate)
+    monkeypatch.setattr(quantized_joins, "allocate_rows", allocate_rows)
+
+
+def unrounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in fp32 and their scales."""
+    scale = quantize_rows(x)[1]
+    return x / scale[:, None], scale
 
 
 @pytest.mark.parametrize(("rows", "width", "stride"), [(1, 64, 64), (5, 96, 200), (3, 4100, 4100)])
@@ -174,3 +190,52 @@ def test_decode_step(changes: dict[str, Any], lengths: list[int], monkeypatch: p
     assert relative_error(hidden, expected) < 2e-5
     for ours, theirs in zip(ctx.kv_cache, caches, strict=True):
         assert relative_error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 96), (2, 4100), (0, 64)])
+def test_joins_quantize_what_they_make(rows: int, width: int) -> None:
+    def same(actual: tuple[Tensor, Tensor], expected: Tensor) -> None:
+        for found, wanted in zip(actual, unrounded(expected), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+
+    x, residual, gain = torch.randn(rows, width), torch.randn(rows, width), 1 + 0.3 * torch.randn(width)
+    same(quantized_joins.rms_norm(x, gain, EPS), reference_norm.rms_norm(x, gain, EPS))
+    normed, total = reference_norm.add_rms_norm(x, residual, gain, EPS)
+    found, in_place = quantized_joins.add_rms_norm(x, residual, gain, EPS)
+    same(found, normed)
+    assert in_place is residual
+    assert torch.equal(residual, total)
+    product = 3 * torch.randn(rows, 2 * width)
+    same(quantized_joins.gated_silu(product), reference_gated.gated_silu(product))
+
+
+@pytest.mark.parametrize("skipped", [[], ["model.layers.1", "down_proj"]], ids=["all", "some-layers-dense"])
+@pytest.mark.parametrize("rows", [[(70, 70), (3, 9)], [(5, 5)]], ids=["many-tokens", "few-tokens"])
+def test_modules(rows: list[tuple[int, int]], skipped: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt step of the dense model against the fp8 model's modules, which quantize between products."""
+    config = config_of(quantization_config={"quant_method": "fp8", "modules_to_not_convert": skipped})
+    model, dense = make_models(config, monkeypatch)
+    calls = []
+
+    def multiply(x: Tensor, scale_t: Tensor, weight: Tensor, scale_o: Tensor, dtype: torch.dtype) -> Tensor:
+        calls.append(x.shape[0])
+        return linear(dequantize_rows(x, scale_t), dequantize_rows(weight, scale_o), None).to(dtype)
+
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(fp8, "rowwise", multiply)
+    monkeypatch.setattr(fp8, "tensorwise", multiply)
+    quantizations = []
+    monkeypatch.setattr(row_kernel, "quantize_rows", lambda x: quantizations.append(x.shape) or unrounded(x))
+    monkeypatch.setattr(fp8_joins, "multiplies_fp8", lambda device: True)
+    model.use_joins()
+    model.set_attention_backend(make_backend("triton"))
+    found, expected = [], []
+    for which, outputs in ((model, found), (dense, expected)):
+        torch.manual_seed(1)
+        ctx, token_id_t = make_step(which, rows, 16)
+        outputs += [which.forward(token_id_t, ctx.position_t, ctx), *ctx.kv_cache]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error(ours, theirs) < 2e-5
+    num_fp8 = sum(layer.weight.dtype == FP8 for layer in model.modules() if hasattr(layer, "shards"))
+    assert calls == [sum(count for count, _ in rows)] * num_fp8
+    assert len(quantizations) == num_fp8 // (3 if skipped else 4), "only what attention gives is quantized by itself"

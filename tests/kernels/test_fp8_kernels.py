@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import offline_compile
 import pytest
+import torch
 
+from octavo.kernels.triton import quantized_joins
 from octavo.kernels.triton.skinny_table import BUCKETS, FP8_PLAIN, FP8_TABLE, TABLE, Gemv, Ring, choose
 
 FOLDER = Path(__file__).parent
@@ -47,3 +50,20 @@ def test_plain_configurations_fit_on_chip() -> None:
         assert all(
             config.fits(op, 256, 256, 1) for config in configs for op in ("qkv", "gate_up") if config.block_k <= 256
         )
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize(("hidden", "inner"), [(4096, 14336), (1024, 3072), (3584, 18944)])
+def test_joins_compile(hidden: int, inner: int, pdl: bool) -> None:
+    """Without spills; the rows travel 16 bytes a thread."""
+    x, gain = torch.empty(4, hidden, dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
+    with offline_compile.record(quantized_joins) as launches:
+        quantized_joins.rms_norm(x, gain, 1e-5, pdl=pdl)
+        quantized_joins.add_rms_norm(x, x, gain, 1e-5, pdl=pdl)
+        quantized_joins.gated_silu(torch.empty(4, 2 * inner, dtype=torch.bfloat16), pdl=pdl)
+    assert len(launches) == 3
+    for launch in launches:
+        compiled = offline_compile.compile_launch(*launch)
+        assert compiled.spill_bytes == 0, compiled
+        assert compiled.registers <= 128, compiled
+        assert compiled.wide_loads > 0, compiled

@@ -365,11 +365,17 @@ class Decoder(nn.Module):
 
     def use_joins(self) -> None:
         """From now on run what lies between the products with fused kernels; needs the Triton attention backend."""
-        from octavo.layers.fused.joins import has_dependent_launches, use_joins  # these load Triton
+        from octavo.layers.fused.fp8_joins import quantize_between  # these load Triton
+        from octavo.layers.fused.joins import has_dependent_launches, use_joins
         from octavo.layers.fused.qkv_attention import QkvAttention
 
         pdl = has_dependent_launches(self.norm.weight.device)
         use_joins(self, pdl=pdl)
+        for block in self.layers():
+            quantize_between(block.input_norm, block.attention.qkv, pdl=pdl)
+            if isinstance(block.mlp, GatedMLP):
+                quantize_between(block.mlp_norm, block.mlp.gate_up, pdl=pdl)
+                quantize_between(block.mlp.act, block.mlp.down, pdl=pdl)
         for layer in (block.attention for block in self.layers()):
             if QkvAttention.fits(layer.attention, layer.rotary):
                 layer.fused = QkvAttention(layer.attention, layer.q_norm, layer.k_norm, layer.rotary, pdl=pdl)

@@ -10,7 +10,7 @@ Shape suffixes: t tokens, i input features, o output features.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,13 @@ LEAST_CAPABILITY: Final = (8, 9)
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether the device has fp8 products."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
+class Fp8Rows(NamedTuple):
+    """A layer's input that is quantized already: e4m3 [t, i], and scales fp32 [t]."""
+
+    number_ti: Tensor
+    scale_t: Tensor
 
 
 class Fp8:
@@ -64,14 +71,16 @@ class Fp8:
         layer.weight_scale = None
         layer.method = DENSE
 
-    def apply(self, layer: Linear, x_ti: Tensor) -> Tensor:
+    def apply(self, layer: Linear, x_ti: Tensor | Fp8Rows) -> Tensor:
         """See `LinearMethod.apply`. No host synchronization; safe in a CUDA graph capture."""
-        from octavo.kernels.triton.quantize_rows import quantize_rows  # loads Triton
-
         assert layer.weight_scale is not None
-        number_ti, scale_t = quantize_rows(x_ti)
-        multiply = rowwise if x_ti.shape[0] >= ROWWISE_TOKENS else tensorwise
-        out_to = multiply(number_ti, scale_t, layer.weight, layer.weight_scale, x_ti.dtype)
+        if isinstance(x_ti, Tensor):
+            from octavo.kernels.triton.quantize_rows import quantize_rows  # loads Triton
+
+            x_ti = Fp8Rows(*quantize_rows(x_ti))
+        number_ti, scale_t = x_ti
+        multiply = rowwise if scale_t.shape[0] >= ROWWISE_TOKENS else tensorwise
+        out_to = multiply(number_ti, scale_t, layer.weight, layer.weight_scale, layer.dtype)
         return out_to if layer.bias is None else out_to + layer.bias
 
 
