@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.kernels.reference import penalties as reference_penalties
 from octavo.kernels.reference import sample as reference
+from octavo.kernels.triton import penalties
 from octavo.kernels.triton import sample as kernel
 from octavo.kernels.triton.interpreter import is_interpreting, mend
 from octavo.kernels.triton.sample import Choice, Rows, Scratch
@@ -189,3 +191,26 @@ def test_draws_follow_the_distribution() -> None:
     statistic = float(((seen - expected) ** 2 / expected).sum())
     freedom = len(kept) - 1
     assert abs(statistic - freedom) / (2 * freedom) ** 0.5 < 3.3
+
+
+@pytest.mark.parametrize("vocab_size", [1, 40, 5003])
+def test_penalties(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    num_slots, num_rows = 9, 7
+
+    def pick(*values: float) -> Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (num_slots,), generator=generator)]
+
+    tables = [
+        torch.rand(num_slots, vocab_size, generator=generator) < 0.3,
+        torch.randint(-4, 4, (num_slots, vocab_size), generator=generator, dtype=torch.int32).clamp(min=0),
+        pick(1.0, 1.0, 0.5, 1.7),
+        pick(0.0, 0.0, -0.7, 1.1),
+        pick(0.0, 0.0, -0.3, 2.0),
+    ]
+    logits = torch.randn(num_rows, vocab_size, generator=generator) * 3
+    logits[0, 0], logits[3, vocab_size // 2] = -math.inf, -1e30
+    want, slots = logits.clone(), torch.randperm(num_slots, generator=generator)[:num_rows]
+    penalties.apply_penalties(logits, slots, *tables)
+    reference_penalties.apply_penalties(want, slots, *tables)
+    torch.testing.assert_close(logits, want, rtol=1e-6, atol=1e-6)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import offline_compile
 import pytest
 import torch
 from sm90_compile import Compiled, compile_launch
 
 from octavo.kernels.reference.sample import SlotParameters
+from octavo.kernels.triton import penalties
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.sample import Choice, Rows, Scratch, launches
 
@@ -51,3 +53,13 @@ def test_kernels_compile_without_spills(choice: Choice, num_rows: int, vocab_siz
         assert compiled.spill_bytes == 0, launch.kernel.__name__
         assert compiled.registers <= MAX_REGISTERS, launch.kernel.__name__
         assert compiled.shared_bytes <= SHARED_BYTES, launch.kernel.__name__
+
+
+def test_penalties_compile() -> None:
+    floats = empty(torch.float32, 300)
+    tables = empty(torch.bool, 300, 128_256), empty(torch.int32, 300, 128_256)
+    with offline_compile.record(penalties) as recorded:
+        penalties.apply_penalties(
+            empty(torch.float32, 8, 128_256), empty(torch.int64, 8), *tables, floats, floats, floats
+        )
+    assert offline_compile.compile_launch(*recorded[0]).spill_bytes == 0

@@ -6,7 +6,8 @@ repetition (over prompt and output; Keskar et al. 2019, section 4.1), then frequ
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from importlib import import_module
 
 import numpy as np
 import torch
@@ -19,15 +20,14 @@ from octavo.sampling.tables import SlotTable, VocabTable
 class Penalties:
     """See `SamplingParams.presence_penalty`, `frequency_penalty` and `repetition_penalty`."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, *, fused: bool = False) -> None:
         self._presence = SlotTable(num_slots, 0.0, torch.float32, device)
         self._frequency = SlotTable(num_slots, 0.0, torch.float32, device)
         self._repetition = SlotTable(num_slots, 1.0, torch.float32, device)
         self._in_prompt = VocabTable(num_slots, vocab_size, 0, torch.bool, device)
         self._count = VocabTable(num_slots, vocab_size, 0, torch.int32, device)
-        self._repeats = np.zeros(num_slots + 1, dtype=np.bool_)
-        self._counts = np.zeros(num_slots + 1, dtype=np.bool_)
-        """On the host, which slots use the repetition penalty, and which one of the others."""
+        package = "octavo.kernels.triton" if fused else "octavo.kernels.reference"
+        self._apply: Callable[..., None] = import_module(f"{package}.penalties").apply_penalties
 
     def admit(self, row: AdmittedRow) -> bool:
         presence = row.params.get("presence_penalty", 0.0)
@@ -36,9 +36,7 @@ class Penalties:
         self._presence.stage(row.slot, presence)
         self._frequency.stage(row.slot, frequency)
         self._repetition.stage(row.slot, repetition)
-        self._repeats[row.slot] = repetition != 1.0
-        self._counts[row.slot] = (presence, frequency) != (0.0, 0.0)
-        if not (self._repeats[row.slot] or self._counts[row.slot]):
+        if (presence, frequency, repetition) == (0.0, 0.0, 1.0):
             return False
         prompt_ids = np.unique(row.prompt_ids).astype(np.int64)
         self._in_prompt.stage(row.slot, prompt_ids, np.ones_like(prompt_ids), others=0)
@@ -50,25 +48,19 @@ class Penalties:
         for table in (self._presence, self._frequency, self._repetition, self._in_prompt, self._count):
             table.flush()
 
-    def _uses(self, host_slots: IntArray) -> tuple[bool, bool]:
-        """Whether any of the slots uses the repetition penalty, and whether any uses another."""
-        return bool(self._repeats[host_slots].any()), bool(self._counts[host_slots].any())
-
     def capture_key(self, host_slots: IntArray) -> Hashable | None:
-        return self._uses(host_slots), self._in_prompt.data.data_ptr(), self._count.data.data_ptr()
+        return self._in_prompt.data.data_ptr(), self._count.data.data_ptr()
 
     def apply(self, logits_sv: Tensor, rows: SampledRows) -> None:
-        count_sv = self._count.data[rows.slot_s]
-        in_output_sv = count_sv > 0
-        repeats, counts = self._uses(rows.host_slots)
-        if repeats:
-            seen_sv = self._in_prompt.data[rows.slot_s] | in_output_sv
-            repetition_s1 = self._repetition.data[rows.slot_s].unsqueeze(1)
-            scaled_sv = torch.where(logits_sv > 0, logits_sv / repetition_s1, logits_sv * repetition_s1)
-            logits_sv.copy_(torch.where(seen_sv, scaled_sv, logits_sv))
-        if counts:
-            logits_sv.sub_(self._frequency.data[rows.slot_s].unsqueeze(1) * count_sv)
-            logits_sv.sub_(self._presence.data[rows.slot_s].unsqueeze(1) * in_output_sv)
+        self._apply(
+            logits_sv,
+            rows.slot_s,
+            self._in_prompt.data,
+            self._count.data,
+            self._repetition.data,
+            self._frequency.data,
+            self._presence.data,
+        )
 
     def observe(self, rows: SampledRows, token_s: Tensor) -> None:
         self._count.data[rows.slot_s, token_s] += 1

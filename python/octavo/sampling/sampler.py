@@ -78,7 +78,7 @@ class Sampler:
             BadWords(num_slots, vocab_size, device),
             MinTokens(num_slots, vocab_size, device),
             LogitBias(num_slots, device),
-            Penalties(num_slots, vocab_size, device),
+            Penalties(num_slots, vocab_size, device, fused=max_fused_rows > 0),
         )
         self._features: tuple[Feature, ...] = (*self._adjusters, self._temperature, self._top_k_top_p, self._min_p)
         self._used = np.full(num_slots + 1, GREEDY, dtype=np.int32)
