@@ -27,6 +27,7 @@ from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, lin
 from octavo.kernels.triton import quantize_rows as row_kernel
 from octavo.kernels.triton import quantized_joins, skinny_linear
 from octavo.kernels.triton.quantize_rows import quantize_launch
+from octavo.kernels.triton.scale_product import scale_product
 from octavo.kernels.triton.skinny_linear import (
     QuantizedRows,
     SkinnyLinear,
@@ -39,6 +40,7 @@ from octavo.kernels.triton.skinny_table import MAX_ROWS, Gemv
 from octavo.layers.fused import fp8_joins
 from octavo.layers.fused.decode import FusedDecode
 from octavo.layers.quant import fp8
+from octavo.layers.quant.fp8 import Fp8Rows
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
@@ -217,9 +219,9 @@ def test_modules(rows: list[tuple[int, int]], skipped: list[str], monkeypatch: p
     model, dense = make_models(config, monkeypatch)
     calls = []
 
-    def multiply(x: Tensor, scale_t: Tensor, weight: Tensor, scale_o: Tensor, dtype: torch.dtype) -> Tensor:
-        calls.append(x.shape[0])
-        return linear(dequantize_rows(x, scale_t), dequantize_rows(weight, scale_o), None).to(dtype)
+    def multiply(x: Fp8Rows, weight: Tensor, scale_o: Tensor, bias_o: Tensor | None) -> Tensor:
+        calls.append(x.scale_t.shape[0])
+        return linear(dequantize_rows(*x), dequantize_rows(weight, scale_o), bias_o)
 
     monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
     monkeypatch.setattr(fp8, "rowwise", multiply)
@@ -239,3 +241,26 @@ def test_modules(rows: list[tuple[int, int]], skipped: list[str], monkeypatch: p
     num_fp8 = sum(layer.weight.dtype == FP8 for layer in model.modules() if hasattr(layer, "shards"))
     assert calls == [sum(count for count, _ in rows)] * num_fp8
     assert len(quantizations) == num_fp8 // (3 if skipped else 4), "only what attention gives is quantized by itself"
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 2100), (2, 4096), (0, 64)])
+def test_scales_of_a_product(rows: int, width: int, has_bias: bool) -> None:
+    out, scale_t, scale_o = torch.randn(rows, width), torch.rand(rows), torch.rand(width)
+    bias = torch.randn(width) if has_bias else None
+    expected = out * scale_t[:, None] * scale_o + (0.0 if bias is None else bias)
+    found = scale_product(out, scale_t, scale_o, bias)
+    assert found is out
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_tensorwise_product(rows: int) -> None:
+    """Its own scales are 1, so that a CPU, which knows no other, can multiply."""
+    x, (number, scale) = torch.randn(rows, 64), quantize_rows(torch.randn(96, 64))
+    bias = torch.randn(96)
+    quantized_x = Fp8Rows(*quantize_rows(x))
+    found = fp8.tensorwise(quantized_x, number, scale, bias)
+    assert found.dtype == torch.bfloat16
+    expected = linear(dequantize_rows(*quantized_x), dequantize_rows(number, scale), bias)
+    assert relative_error(found, expected) < 5e-3

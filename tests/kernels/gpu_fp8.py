@@ -43,7 +43,7 @@ from octavo.kernels.triton.skinny_linear import (
 )
 from octavo.kernels.triton.skinny_table import FP8_TABLE, Config, Gemv, Ring, bucket_for
 from octavo.layers.fused.decode import FusedDecode
-from octavo.layers.quant.fp8 import rowwise, tensorwise
+from octavo.layers.quant.fp8 import Fp8Rows, rowwise, tensorwise
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
 from octavo.models.weights import linears_of
@@ -133,10 +133,11 @@ def check_products(report: Report) -> None:
         number, scale = random_matrix(n, k)
         for rows in (1, 8, 33, 64, 65, 128, 2048):
             x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
-            numbers, scales = quantize_rows(x)
-            expected = linear(dequantize_rows(numbers, scales), dequantize_rows(number, scale), None)
+            bias = torch.randn(n, device=DEVICE, dtype=BF16)
+            quantized_x = Fp8Rows(*quantize_rows(x))
+            expected = linear(dequantize_rows(*quantized_x), dequantize_rows(number, scale), bias)
             for multiply in (rowwise, tensorwise):
-                actual = multiply(numbers, scales, number, scale, BF16)
+                actual = multiply(quantized_x, number, scale, bias)
                 report.check(f"{multiply.__name__} {op} {rows} rows", relative_error(actual, expected), 8e-3)
     report.say("products checked")
 
@@ -299,14 +300,14 @@ def time_products(report: Report) -> list[str]:
         dense = [number.to(BF16) for number, _ in matrices]
         for rows in (16, 64, 128, 192, 256, 512, 1024, 2048, 8192):
             x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
-            numbers, scales = quantize_rows(x)
+            quantized_x = Fp8Rows(*quantize_rows(x))
             runs: dict[str, Callable[[], Any]] = {
                 "bf16": partial(lambda x, ws: [F.linear(x, w) for w in ws], x, dense),
                 "quantize": partial(lambda x, ws: [quantize_rows(x) for _ in ws], x, dense),
             }
             for multiply in (rowwise, tensorwise):
                 runs[multiply.__name__] = partial(
-                    lambda f, x, s, ws: [f(x, s, w, ws_, BF16) for w, ws_ in ws], multiply, numbers, scales, matrices
+                    lambda f, x, ws: [f(x, w, scale, None) for w, scale in ws], multiply, quantized_x, matrices
                 )
             times = {name: 1e3 * time_ms(capture(step), 5, 3) / copies for name, step in runs.items()}
             report.results.append({"product": op, "rows": rows, "us": times})

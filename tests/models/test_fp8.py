@@ -151,6 +151,22 @@ def test_bytes_count_eight_bits(checkpoint: Fp8Checkpoint) -> None:
     assert plain - packed == numbers - 4 * channels
 
 
+def test_experts_are_dequantized(tmp_path: Path, on_device: None) -> None:
+    """Attention of the same model stays in fp8."""
+    plain = save(make_reference("qwen3-moe"), tmp_path / "plain")
+    made = write(plain, tmp_path / "fp8", "ct-channel")
+    expected = build_model(read_config(plain), dtype=torch.float32, device=CPU)
+    expected.load_weights(made.tensors.items())
+    assert torch.equal(logits(read(made.folder, "none")), logits(expected))
+    kept = read(made.folder, "fp8")
+    assert isinstance(kept, Decoder)
+    assert isinstance(expected, Decoder)
+    for block, exact in zip(kept.layers(), expected.layers(), strict=True):
+        assert block.attention.qkv.weight.dtype == FP8
+        for ours, theirs in zip(block.mlp.parameters(), exact.mlp.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_a_transformers_model_gets_dequantized_weights(tmp_path: Path) -> None:
     plain = save(make_reference("olmo2"), tmp_path / "plain")
     made = write(plain, tmp_path / "fp8", "ct-channel")

@@ -78,32 +78,32 @@ class Fp8:
             from octavo.kernels.triton.quantize_rows import quantize_rows  # loads Triton
 
             x_ti = Fp8Rows(*quantize_rows(x_ti))
-        number_ti, scale_t = x_ti
-        multiply = rowwise if scale_t.shape[0] >= ROWWISE_TOKENS else tensorwise
-        out_to = multiply(number_ti, scale_t, layer.weight, layer.weight_scale, layer.dtype)
-        return out_to if layer.bias is None else out_to + layer.bias
+        multiply = rowwise if x_ti.scale_t.shape[0] >= ROWWISE_TOKENS else tensorwise
+        return multiply(x_ti, layer.weight, layer.weight_scale, layer.bias).to(layer.dtype)
 
 
-def rowwise(x_ti: Tensor, scale_t: Tensor, weight_oi: Tensor, scale_o: Tensor, dtype: torch.dtype) -> Tensor:
-    """The product [t, o] with the scales of both operands' rows applied inside."""
+def rowwise(x: Fp8Rows, weight_oi: Tensor, scale_o: Tensor, bias_o: Tensor | None) -> Tensor:
+    """The product [t, o] in bf16; the scales of both operands' rows are applied inside."""
     out_to = torch._scaled_mm(
-        x_ti,
+        x.number_ti,
         weight_oi.t(),
-        scale_a=scale_t[:, None],
+        scale_a=x.scale_t[:, None],
         scale_b=scale_o[None],
         out_dtype=torch.bfloat16,
         use_fast_accum=True,
     )
-    return out_to.to(dtype)
+    return out_to if bias_o is None else out_to + bias_o
 
 
-def tensorwise(x_ti: Tensor, scale_t: Tensor, weight_oi: Tensor, scale_o: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same; the scales are applied to what comes out, in fp32."""
-    one = torch.ones((), device=x_ti.device)
+def tensorwise(x: Fp8Rows, weight_oi: Tensor, scale_o: Tensor, bias_o: Tensor | None) -> Tensor:
+    """The same; a kernel of its own applies the scales to what comes out."""
+    from octavo.kernels.triton.scale_product import scale_product  # loads Triton
+
+    one = torch.ones((), device=weight_oi.device)
     out_to = torch._scaled_mm(
-        x_ti, weight_oi.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        x.number_ti, weight_oi.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
     )
-    return (out_to * (scale_t[:, None] * scale_o)).to(dtype)
+    return scale_product(out_to, x.scale_t, scale_o, bias_o)
 
 
 FP8_LINEAR = Fp8()
