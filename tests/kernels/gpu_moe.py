@@ -47,6 +47,8 @@ SIZES = QWEN3_30B_A3B
 NUM_EXPERTS, TOP_K = 128, 8
 EPS = 1e-6
 READ_BYTES_PER_S, FLOP_PER_S = 4.57e12, 794e12
+DECODE_ROWS = (1, 2, 8, 16, 33, 64, 100, 128)
+PROMPT_ROWS = (1, 7, 129, 256, 1000, 8192, 2048)
 BLOCK_ROWS = (1, 8, 32, 128, 256, 2048, 8192)
 STEP_ROWS = (1, 32, 128, 256)
 CONTEXT, BOUND = 190, 256
@@ -98,7 +100,7 @@ class DecodeCase:
 
 
 def check_decode(report: Report, experts: Experts) -> None:
-    cases = {rows: DecodeCase.make(experts, rows) for rows in (1, 2, 8, 16, 33, 64, 100, 128)}
+    cases = {rows: DecodeCase.make(experts, rows) for rows in DECODE_ROWS}
     count = compile_together(launch for case in cases.values() for launch in case.launches(experts))
     report.say(f"decode: {count} kernels compiled")
     for rows, case in cases.items():
@@ -126,9 +128,8 @@ def check_decode(report: Report, experts: Experts) -> None:
 
 
 def check_prompts(report: Report, experts: Experts) -> None:
-    all_rows = (1, 7, 129, 256, 1000, 2048, 8192)
     made = []
-    for rows in all_rows:
+    for rows in PROMPT_ROWS:
         x_mh = torch.randn(rows, SIZES.hidden, device=DEVICE).to(BF16)
         logit_me = F.linear(x_mh, experts.router_eh)
         out_mh = torch.full_like(x_mh, torch.nan)
@@ -143,15 +144,12 @@ def check_prompts(report: Report, experts: Experts) -> None:
         first = out_mh.clone()
         run(launches)
         report.check(f"prompt {rows} rows: repeats differ", (first != out_mh).float().sum().item(), 0.5)
-    skewed = made[-2]
-    logit_me = skewed[2].clone()
+    rows, x_mh, logit_me, out_mh, _ = made[-1]
     logit_me[:, 5] += 100  # every row's first choice
-    launches = moe.forward(experts, skewed[1], logit_me, skewed[3])
-    run(launches)
-    expected = reference_experts(
-        skewed[1].float(), *route(logit_me, TOP_K, True), experts.gate_up_e2ih, experts.down_ehi
-    )
-    report.check("prompt 2048 rows, one expert of all: output", relative_error(skewed[3], expected), 1e-2)
+    run(moe.forward(experts, x_mh, logit_me, out_mh))
+    routed = route(logit_me, TOP_K, True)
+    expected = reference_experts(x_mh.float(), *routed, experts.gate_up_e2ih, experts.down_ehi)
+    report.check(f"prompt {rows} rows, one expert of all: output", relative_error(out_mh, expected), 1e-2)
 
 
 def config_of(layers: int) -> NormalConfig:
