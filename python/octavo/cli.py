@@ -71,7 +71,10 @@ def parse_option(opt: Option, given: Any) -> Any:
     """What argparse has kept of a flag, as the option's type: a bool, one text, or a list of texts with commas."""
     kinds = typing.get_args(opt.type) or (opt.type,)
     if isinstance(given, list):
-        return [parse_text(opt.flag, part, kinds) for text in given for part in text.split(",") if part]
+        parts = [part.strip() for text in given for part in text.split(",")]
+        if not all(parts):  # an unset variable in a script, say: --api-key "" must not mean that no key is needed
+            raise ConfigError(f"{opt.flag}: a value is empty", opt.name)
+        return [parse_text(opt.flag, part, kinds) for part in parts]
     return parse_text(opt.flag, given, kinds) if isinstance(given, str) else given
 
 

@@ -75,6 +75,8 @@ MISTAKES = {
         ["plan", "m", "--attention-backend", "cpu", "--device", "cuda"],
         "--attention-backend cpu contradicts --device cuda",
     ),
+    "empty key": (["serve", "m", "--api-key", ""], "--api-key: a value is empty"),
+    "empty name": (["serve", "m", "--served-model-name", "a,,b"], "--served-model-name: a value is empty"),
     "two models": (["plan", "a", "--model", "b"], "the model is given twice: a and --model b"),
     "two words": (["plan", "a", "b"], "unexpected argument 'b'"),
     "no value": (["serve", "m", "--port"], "argument --port: expected one argument"),

@@ -47,6 +47,7 @@ def patched(body: bytes, **fields: Any) -> bytes:
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda b: b"", "can't be read"),
     "other file": (lambda b: b"PK\x03\x04" + b[4:], "is not a GGUF file"),
+    "LFS pointer": (lambda b: b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
     "cut in the magic": (lambda b: b[:3], "is not a GGUF file"),
     "cut in the header": (lambda b: b[:20], "truncated or corrupt"),
     "cut in the metadata": (lambda b: b[:200], "truncated or corrupt"),

@@ -199,6 +199,8 @@ def test_spellings_of_gpt2() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"hidden_size": None}, r"no hidden_size \(looked for: hidden_size, n_embd, d_model\)"),
+    "overflow": ({"hidden_size": 10**12}, "hidden_size is 1000000000000, not a positive integer below"),
+    "infinite": ({"vocab_size": float("inf")}, "vocab_size is inf, not a positive integer"),
     "text": ({"num_hidden_layers": "four"}, "num_hidden_layers is 'four', not a positive integer"),
     "zero": ({"vocab_size": 0}, "vocab_size is 0"),
     "bool": ({"num_attention_heads": True}, "num_attention_heads is True"),

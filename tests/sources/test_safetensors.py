@@ -165,6 +165,8 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "unknown type": (header_of(entry(dtype="F4"), EIGHT), "tensor a has the type F4"),
     "data cut off": (header_of(entry(), EIGHT[:5]), r"truncated: tensor a ends at byte \d+, the file has \d+"),
     "size against shape": (header_of(entry(shape=(3,)), EIGHT), r"tensor a \[3\] has 8 bytes of data"),
+    "trailing bytes": (header_of(entry(), EIGHT + b"x"), r"tensors end at byte (\d+), the file has \d+"),
+    "LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "is a Git LFS pointer"),
     "backwards": (header_of(entry(offsets=(8, 0)), EIGHT), "tensor a .* has -8 bytes"),
 }
 

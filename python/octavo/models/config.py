@@ -216,13 +216,17 @@ class _Reader:
         return self.defaults.get(name, default)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer. ModelError when it is absent without a default, or not one."""
+        """A positive integer below 2^31. ModelError when it is absent without a default, or not one."""
         value = self.get(name, default)
         if value is None:
             spellings = ", ".join((name, *ALIASES.get(name, ())))
             raise ModelError(f"config.json has no {name} (looked for: {spellings})")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-            raise ModelError(f"config.json: {name} is {value!r}, not a positive integer")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not (1 <= value < 2**31 and value == int(value))
+        ):
+            raise ModelError(f"config.json: {name} is {value!r}, not a positive integer below 2^31")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:

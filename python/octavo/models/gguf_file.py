@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.models.lfs import refuse_lfs_pointer
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -135,6 +136,7 @@ def open_gguf(path: Path) -> GGUFFile:
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     """(number of tensors, number of metadata values)."""
     if cursor.buffer[:4] != MAGIC:
+        refuse_lfs_pointer(cursor.path, cursor.buffer[:8])
         raise ModelError(f"{cursor.path}: is not a GGUF file (its first bytes are {cursor.buffer[:4]!r})")
     cursor.take(4, "the magic number")
     version = cursor.unpack("<I", "the version")

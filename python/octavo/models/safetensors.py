@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ModelError
+from octavo.models.lfs import refuse_lfs_pointer
 
 DTYPES = {
     "F64": torch.float64,
@@ -129,6 +130,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         start = f.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if length < 2 or 8 + length > size:
+            refuse_lfs_pointer(path, start)
             raise ModelError(f"{path}: is no safetensors file or is truncated ({size} bytes, header of {length})")
         header = _parse_json(path, f.read(length))
     tensors: dict[str, StoredTensor] = {}
@@ -140,6 +142,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         if tensor.offset < end:
             raise ModelError(f"{path}: the file is corrupt: tensor {name} overlaps another one")
         end = tensor.offset + tensor.num_bytes
+    if tensors and end < size:
+        raise ModelError(f"{path}: the file is corrupt: its tensors end at byte {end}, the file has {size}")
     return tensors
 
 
