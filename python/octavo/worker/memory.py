@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
+MIB = 1 << 20
 EXPERT_TILE = 128
 """Rows of one expert that the largest tiles of its kernels take."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -98,20 +99,20 @@ class MemoryPlan:
         blocks = f"{self.num_blocks} blocks of {limits.block_size} tokens, {self.kv_token_bytes / 1024:.1f} KiB a token"
         rows = [
             ("model", f"{self.config.model.model} ({self.model.architecture}, {self.config.model.dtype})"),
-            ("device", f"{device.name}, {_gib(device.free_bytes)} free of {_gib(device.total_bytes)}"),
-            ("weights", _gib(usage.weight_bytes) + ("  fp8" if self.config.model.quantization == "fp8" else "")),
-            ("activations", f"{_gib(usage.activation_bytes)}  {limits.max_num_batched_tokens} tokens a step"),
-            ("sampling", f"{_gib(usage.sampling_bytes)}  {limits.max_num_seqs} sequences a step"),
-            ("graphs", f"{_gib(usage.graph_bytes)}  {num_graphs} sizes"),
-            ("KV cache", f"{_gib(self.kv_bytes)}  {blocks}"),
+            ("device", f"{device.name}, {_size(device.free_bytes)} free of {_size(device.total_bytes)}"),
+            ("weights", _size(usage.weight_bytes) + ("  fp8" if self.config.model.quantization == "fp8" else "")),
+            ("activations", f"{_size(usage.activation_bytes)}  {limits.max_num_batched_tokens} tokens a step"),
+            ("sampling", f"{_size(usage.sampling_bytes)}  {limits.max_num_seqs} sequences a step"),
+            ("graphs", f"{_size(usage.graph_bytes)}  {num_graphs} sizes"),
+            ("KV cache", f"{_size(self.kv_bytes)}  {blocks}"),
             ("longest context", f"{self.max_model_len} tokens; the cache holds {self.num_kv_tokens}"),
             ("concurrency", f"{concurrency} tokens"),
         ]
         return "\n".join(f"{name:<17}{value}" for name, value in rows)
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 100 else f"{num_bytes / MIB:.2f} MiB"
 
 
 def kv_token_bytes(model: NormalConfig, dtype: str) -> int:
@@ -242,10 +243,10 @@ def _weights_do_not_fit(
     halved = usage.weight_bytes // 2 + (1 << 20)  # tables that stay float32
     if config.model.dtype == "float32" and usage_of(shorter, model, halved).total + least_kv_bytes <= usable:
         ways.append("--dtype bfloat16")
-    fix = " or ".join(ways) or f"a device with {_gib(need_bytes)} free"
+    fix = " or ".join(ways) or f"a device with {_size(need_bytes)} free"
     raise ConfigError(
-        f"the model does not fit: it takes {_gib(usage.total)} ({_gib(usage.weight_bytes)} of weights) and"
-        f" {_gib(max(0, usable))} of {device.name} may be used; use {fix}"
+        f"the model does not fit: it takes {_size(usage.total)} ({_size(usage.weight_bytes)} of weights) and"
+        f" {_size(max(0, usable))} of {device.name} may be used; use {fix}"
     )
 
 
@@ -264,10 +265,10 @@ def _context_does_not_fit(
         ways += [f"--kv-cache-memory-bytes {min(need_bytes, room)}"] if need_bytes <= room or not fit_len else []
     else:
         ways += _larger_share(device, usage.total + need_bytes)
-    fix = " or ".join(ways) or f"a device with {_gib(usage.total + need_bytes)} free"
+    fix = " or ".join(ways) or f"a device with {_size(usage.total + need_bytes)} free"
     raise ConfigError(
-        f"a context of {wanted_len} tokens takes {_gib(need_bytes)} of KV cache, and there are"
-        f" {_gib(num_blocks * block_bytes)} beside {_gib(usage.total)} for the model on {device.name}; use {fix}",
+        f"a context of {wanted_len} tokens takes {_size(need_bytes)} of KV cache, and there are"
+        f" {_size(num_blocks * block_bytes)} beside {_size(usage.total)} for the model on {device.name}; use {fix}",
         "max_model_len",
     )
 
