@@ -15,7 +15,7 @@ from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.registry import weight_bytes
 from octavo.models.sources import ModelSource
 from octavo.worker.device import DeviceFacts
-from octavo.worker.memory import GIB, MemoryPlan, kv_token_bytes, memory_errors, plan_memory, usage_of
+from octavo.worker.memory import GIB, MemoryPlan, kv_token_bytes, memory_errors, plan_memory, rows_at_a_time, usage_of
 from octavo.worker.resolve import graph_sizes, limits_of, resolve_config
 
 LLAMA_8B = {
@@ -91,8 +91,10 @@ def test_experts_count() -> None:
     rotary_table = 131072 * 128 * 4
     assert weight_bytes(model, torch.bfloat16) == 2 * 30_532_122_624 + rotary_table
     dense = replace(model, experts=None)
-    config = resolve(cuda(140), model, max_num_batched_tokens=8192)
-    difference = usage_of(config, model, 0).activation_bytes - usage_of(config, dense, 0).activation_bytes
+    device = cuda(140)
+    config = resolve(device, model, max_num_batched_tokens=8192)
+    sparse, plain = (usage_of(config, which, device, 0).activation_bytes for which in (model, dense))
+    difference = sparse - plain
     pairs = 8192 * 8
     assert 2 * pairs * (2048 + 768) < difference < 2 * pairs * (2048 + 768) + (40 << 20)
 
@@ -203,3 +205,9 @@ def test_contradictions_with_the_device_are_named() -> None:
     with pytest.raises(ConfigError, match="--attention-backend cpu"):
         make(cuda(139.8), attention_backend="cpu")
     assert make(cuda(139.8), attention_backend="reference").config.execution.enforce_eager
+
+
+def test_large_devices_sample_the_usual_batches_at_once() -> None:
+    assert rows_at_a_time(cuda(140), 151_936, 256) == 256
+    assert rows_at_a_time(cuda(24), 151_936, 256) == (1 << 24) // 151_936
+    assert rows_at_a_time(cpu(24), 1 << 30, 256) == 1

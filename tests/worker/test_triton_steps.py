@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from octavo import LLM, SamplingParams
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError
 from octavo.worker.memory import make_plan
@@ -19,11 +20,47 @@ from octavo.worker.memory import make_plan
 SCRIPT = """
 import json, sys
 from octavo import LLM, SamplingParams
-prompts, options = json.loads(sys.argv[1])
+from octavo.worker import runner
+from octavo.worker.graphs import DecodeGraphs
+
+class StandIn(DecodeGraphs):
+    '''What a device would capture and replay, run each time, padding and all.'''
+    keys = []
+
+    def __init__(self, sizes, max_model_len):
+        super().__init__([], max_model_len)
+        self._sizes = [3, 4]
+
+    def has(self, size, bound):
+        return True
+
+    def run(self, size, bound, forward):
+        return forward()
+
+    def run_sampling(self, key, sample):
+        StandIn.keys.append((key[0], key[2]))
+        sample()
+
+runner.DecodeGraphs = StandIn
+prompts, options, drawing = json.loads(sys.argv[1])
 with LLM(**options) as llm:
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
-print(json.dumps([output.outputs[0].token_ids for output in outputs]))
+    greedy = len(StandIn.keys), len(set(StandIn.keys))
+    drawn = llm.generate(prompts, [SamplingParams(seed=seed, **drawing) for seed in range(3)])
+    sampled = len(StandIn.keys) - greedy[0], len(set(StandIn.keys)) - greedy[1]
+tokens = [[output.outputs[0].token_ids for output in both] for both in (outputs, drawn)]
+print(json.dumps([*tokens, greedy, sampled]))
 """
+
+
+DRAWING: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_p": 0.9,
+    "presence_penalty": 0.5,
+    "logprobs": 2,
+    "max_tokens": 6,
+    "ignore_eos": True,
+}
 
 
 def test_triton_steps_give_transformers_tokens(folder: Path, greedy: Any) -> None:
@@ -42,13 +79,20 @@ def test_triton_steps_give_transformers_tokens(folder: Path, greedy: Any) -> Non
         "use_tqdm": False,
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([prompts, options])],
+        [sys.executable, "-c", SCRIPT, json.dumps([prompts, options, DRAWING])],
         capture_output=True,
         text=True,
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [greedy(prompt, 6) for prompt in prompts]
+    tokens, drawn, greedy_graphs, drawn_graphs = json.loads(done.stdout)
+    assert tokens == [greedy(prompt, 6) for prompt in prompts]
+    with LLM(**{**options, "attention_backend": "reference"}) as llm:
+        outputs = llm.generate(prompts, [SamplingParams(seed=seed, **DRAWING) for seed in range(3)])
+    assert drawn == [output.outputs[0].token_ids for output in outputs]
+    for num_steps, num_graphs in (greedy_graphs, drawn_graphs):
+        assert num_steps >= 4
+        assert num_graphs <= 2, "one way of sampling, in at most two sizes"
 
 
 def test_triton_without_a_device_is_refused(folder: Path) -> None:

@@ -31,7 +31,9 @@ EXPERT_TILE = 128
 """Rows of one expert that the largest tiles of its kernels take."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_CHUNK_LOGITS = 1 << 24
-"""Logits that exist at a time: the runner samples so many rows at once that rows * vocabulary stays below."""
+"""Logits that exist at a time: the runner samples so many rows at once that rows * vocabulary stays below, or uses at
+most 1 / `LOGITS_SHARE` of a CUDA device's memory if that is more. Every chunk reads the head's weights again."""
+LOGITS_SHARE = 64
 LOGIT_BYTES = 40
 """Peak bytes a logit while sampling: logits and a copy in two precisions, sorted values and indices, integer weights
 and their sums."""
@@ -120,7 +122,13 @@ def kv_token_bytes(model: NormalConfig, dtype: str) -> int:
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
 
 
-def usage_of(config: EngineConfig, model: NormalConfig, weight_bytes: int) -> Usage:
+def rows_at_a_time(device: DeviceFacts, vocab_size: int, max_num_seqs: int) -> int:
+    """How many rows are sampled at once."""
+    affordable = device.total_bytes // LOGITS_SHARE // LOGIT_BYTES if device.kind == "cuda" else 0
+    return min(max_num_seqs, max(1, max(MAX_CHUNK_LOGITS, affordable) // vocab_size))
+
+
+def usage_of(config: EngineConfig, model: NormalConfig, device: DeviceFacts, weight_bytes: int) -> Usage:
     """Bytes of a resolved config beside the KV cache. Activations: the sum of what a layer makes, an upper bound."""
     item = DTYPE_BYTES[config.model.dtype]
     limits = limits_of(config)
@@ -130,7 +138,7 @@ def usage_of(config: EngineConfig, model: NormalConfig, weight_bytes: int) -> Us
     per_token += 4 * (2 * model.hidden_size + query + key) + 4 * 8
     if config.model.quantization == "fp8":
         per_token += max(model.intermediate_size, model.hidden_size, query) + 4  # rows in 8 bits
-    chunk_rows = min(max_num_seqs, max(1, MAX_CHUNK_LOGITS // model.vocab_size))
+    chunk_rows = rows_at_a_time(device, model.vocab_size, max_num_seqs)
     counts_and_masks = 6 * (max_num_seqs + 1) * model.vocab_size
     sizes = config.execution.cuda_graph_sizes
     return Usage(
@@ -190,7 +198,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Size the cache of a config that `resolve_config` made. ConfigError names the flag and value that would fit."""
     limits = limits_of(config)
-    usage = usage_of(config, model, weight_bytes)
+    usage = usage_of(config, model, device, weight_bytes)
     token_bytes = kv_token_bytes(model, config.model.dtype)
     asked = config.model.max_model_len
     wanted_len = asked if isinstance(asked, int) else model.max_position_embeddings
@@ -234,14 +242,14 @@ def _weights_do_not_fit(
     usable, need_bytes = usable_bytes(config, device), usage.total + least_kv_bytes
     ways = _larger_share(device, need_bytes)
     fewer = replace(config, scheduler=replace(config.scheduler, max_num_batched_tokens=FEW_TOKENS))
-    fewer_bytes = usage_of(fewer, model, usage.weight_bytes).total + least_kv_bytes
+    fewer_bytes = usage_of(fewer, model, device, usage.weight_bytes).total + least_kv_bytes
     if fewer_bytes <= usable:
         ways.append(f"--max-num-batched-tokens {FEW_TOKENS}")
     elif not ways:
         ways += [f"--max-num-batched-tokens {FEW_TOKENS} {share}" for share in _larger_share(device, fewer_bytes)]
     shorter = replace(config, model=replace(config.model, dtype="bfloat16"))
     halved = usage.weight_bytes // 2 + (1 << 20)  # tables that stay float32
-    if config.model.dtype == "float32" and usage_of(shorter, model, halved).total + least_kv_bytes <= usable:
+    if config.model.dtype == "float32" and usage_of(shorter, model, device, halved).total + least_kv_bytes <= usable:
         ways.append("--dtype bfloat16")
     fix = " or ".join(ways) or f"a device with {_size(need_bytes)} free"
     raise ConfigError(

@@ -30,7 +30,7 @@ from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
 from octavo.worker.facts import model_facts
 from octavo.worker.graphs import CONTEXT_BOUNDS, DecodeGraphs
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
-from octavo.worker.memory import MAX_CHUNK_LOGITS, make_plan, memory_errors
+from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.slots import Slots
 from octavo.worker.step_kernels import StepKernels
 
@@ -112,7 +112,7 @@ class TorchRunner:
             device=device,
         )
         self._slots = Slots(limits.max_num_seqs, math.ceil(plan.max_model_len / limits.block_size), device)
-        self._chunk_rows = min(limits.max_num_seqs, max(1, MAX_CHUNK_LOGITS // self._model.vocab_size))
+        self._chunk_rows = rows_at_a_time(plan.device, self._model.vocab_size, limits.max_num_seqs)
         self._sampler = Sampler(
             vocab_size=self._model.vocab_size,
             num_slots=limits.max_num_seqs,
