@@ -35,14 +35,15 @@ class FusedChoice:
         """Compile the kernels of every size of batch and way of choosing."""
         device = self._slots.divisor_s.device
         sizes = sorted({min(most, self._max_rows) for most, _ in CHUNK_SIZES})
-        logits_sv = torch.empty(1, self._vocab_size, device=device)
         ints_s = torch.zeros(1, dtype=torch.int32, device=device)
         rows = Rows(ints_s, ints_s, ints_s, ints_s)
         chosen = (
             launch
             for size in sizes
             for choice in Choice
-            for launch in launches(logits_sv.expand(size, -1), rows, self._slots, self._scratch, choice)
+            for launch in launches(
+                torch.empty(size, self._vocab_size, device=device), rows, self._slots, self._scratch, choice
+            )
         )
         compile_together(chosen, pdl=self._pdl)
 
