@@ -52,7 +52,7 @@ their `block_m` is equal."""
 SINGLE: Final = Tile(16, 32, 32, 2, 4, False)
 """Of 4-byte numbers, at full precision."""
 
-GATE_UP_ROWS: Final = RowBlocks(8, 1024, 4)
+GATE_UP_ROWS: Final = RowBlocks(2, 2048, 4)
 DOWN_ROWS: Final = RowBlocks(4, 256, 4)
 
 LEAST: Final = 16
