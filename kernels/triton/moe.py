@@ -18,10 +18,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.kernels.triton import moe_gemv
+from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.moe_gemm import combine_kernel, expert_gemm
 from octavo.kernels.triton.moe_route import count_kernel, router_kernel, sort_kernel, top_k_kernel
-from octavo.kernels.triton.moe_table import DOWN_ROWS, GATE_UP_ROWS, Tile, fit_rows, tiles_for
+from octavo.kernels.triton.moe_table import DOWN_ROWS, GATE_UP_ROWS, PAIRS_PER_EXPERT, Tile, fit_rows, tiles_for
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, bucket_for
 
@@ -30,6 +31,7 @@ ROUTER_K: Final = 128
 CHUNK: Final = 1024
 """Pairs that the sort looks at in one go; more are counted by a kernel of their own first."""
 COMBINE_N: Final = 512
+_compiled: set[tuple[Any, ...]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,30 @@ def mix(experts: Experts, x_mh: Tensor, logit_me: Tensor) -> Tensor:
     The sizes must be ones that moe_table.py `supports`."""
     out_mh = torch.empty_like(x_mh)
     pdl = torch.version.hip is None and torch.cuda.get_device_capability(x_mh.device) >= (9, 0)
+    if only_compiling():
+        _compile_all(experts, x_mh, logit_me, pdl)
+        return out_mh
     for launch in forward(experts, x_mh, logit_me, out_mh):
         launch.run(pdl=pdl)
     return out_mh
+
+
+def kinds_of_steps(num_experts: int, top_k: int) -> list[int]:
+    """Numbers of rows, one at least for every set of kernels that `forward` can launch."""
+    ends = [int(most * num_experts / top_k) for most in PAIRS_PER_EXPERT] + [CHUNK // top_k]
+    return sorted({1, *ends, *(end + 1 for end in ends)} - {0})
+
+
+def _compile_all(experts: Experts, x_mh: Tensor, logit_me: Tensor, pdl: bool) -> None:
+    """Compile the kernels of any number of rows, once for experts of these sizes."""
+    key = (experts.num_experts, experts.top_k, experts.renormalize, experts.down_ehi.shape, x_mh.dtype, x_mh.device)
+    if key in _compiled:
+        return
+    _compiled.add(key)
+    for rows in kinds_of_steps(experts.num_experts, experts.top_k):
+        x, logits = (tensor[:1].expand(rows, -1) for tensor in (x_mh, logit_me))
+        for launch in forward(experts, x, logits, x_mh):
+            launch.warm_up(pdl=pdl)
 
 
 def forward(experts: Experts, x_mh: Tensor, logit_me: Tensor, out_mh: Tensor) -> list[Launch]:

@@ -49,6 +49,8 @@ HALF: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
 )
 """(pairs an expert up to which it holds, tiles by op), of 2-byte numbers. Both products walk the same tiles of places:
 their `block_m` is equal."""
+PAIRS_PER_EXPERT: Final = tuple(most for most, _ in HALF if most < math.inf)
+"""Where other tiles begin."""
 SINGLE: Final = Tile(16, 32, 32, 2, 4, False)
 """Of 4-byte numbers, at full precision."""
 

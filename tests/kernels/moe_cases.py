@@ -113,6 +113,24 @@ def test_tiles(block: int, swap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert relative_error(out_mh, expected_of(experts, x_mh)) < 1e-5
 
 
+@pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (8, 2), (60, 4)])
+def test_every_kind_of_step_is_compiled_ahead(num_experts: int, top_k: int) -> None:
+    """What is compiled before the first request covers the launches of every number of rows."""
+    experts = Experts(
+        *(torch.empty(num_experts, *sizes, dtype=torch.half) for sizes in ((64,), (64, 64), (64, 32))), top_k, True
+    )
+
+    def variants(rows: int) -> set[Any]:
+        x_mh, logit_me = torch.empty(1, 64, dtype=torch.half), torch.empty(1, num_experts, dtype=torch.half)
+        return {
+            launch.variant for launch in moe.forward(experts, x_mh.expand(rows, -1), logit_me.expand(rows, -1), x_mh)
+        }
+
+    known = set().union(*(variants(rows) for rows in moe.kinds_of_steps(num_experts, top_k)))
+    for rows in (*range(1, 70), *range(70, 3000, 61)):
+        assert variants(rows) <= known, rows
+
+
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_top_k_of_equal_and_senseless_logits(renormalize: bool) -> None:
     """Equal logits go by number; one that is not a number is the least; every choice is a different expert."""
