@@ -15,8 +15,9 @@ from paged_steps import Step, make_step
 from octavo.attention.reference import ReferenceAttention
 from octavo.attention.triton import TritonAttention
 from octavo.kernels.reference import apply_updates as reference_updates
+from octavo.kernels.reference import last_rows as reference_last_rows
 from octavo.kernels.reference import prepare as reference_prepare
-from octavo.kernels.triton import apply_updates, prepare
+from octavo.kernels.triton import apply_updates, last_rows, prepare
 from octavo.kernels.triton.paged_decode import plan_decode
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -131,6 +132,25 @@ def test_prepare_step(rows: int) -> None:
     for mine, reference in zip(got, want, strict=True):
         assert mine.dtype == torch.int64
         assert torch.equal(mine, reference)
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (3, 4), (5, 8), (0, 2)])
+def test_gather_last_rows(count: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    _, _, slots, starts, _, _ = random_arena(6, generator)
+    lengths = torch.randint(1, 99, (6,), generator=generator, dtype=torch.int32)
+    hidden = torch.randn(int(starts[-1]), 24, generator=generator)
+    results = []
+    for module in (last_rows, reference_last_rows):
+        out = reference_last_rows.SampledInputs(
+            torch.zeros(size, 24), torch.zeros(size, dtype=torch.int32), torch.zeros(size, dtype=torch.int32)
+        )
+        module.gather_last_rows(hidden, starts, slots, lengths, out, count=count, null_slot=77)
+        results.append(out)
+    got, want = results
+    assert got.hidden_sm[:count].equal(hidden[starts[1 : count + 1].long() - 1])
+    assert got.slot_s.tolist() == [*slots[:count].tolist(), *[77] * (size - count)]
+    assert all(mine.equal(theirs) for mine, theirs in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

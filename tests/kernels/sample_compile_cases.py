@@ -9,8 +9,9 @@ import pytest
 import torch
 from sm90_compile import Compiled, compile_launch
 
+from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.kernels.reference.sample import SlotParameters
-from octavo.kernels.triton import penalties
+from octavo.kernels.triton import last_rows, penalties
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.sample import Choice, Rows, Scratch, launches
 
@@ -61,5 +62,14 @@ def test_penalties_compile() -> None:
     with offline_compile.record(penalties) as recorded:
         penalties.apply_penalties(
             empty(torch.float32, 8, 128_256), empty(torch.int64, 8), *tables, floats, floats, floats
+        )
+    assert offline_compile.compile_launch(*recorded[0]).spill_bytes == 0
+
+
+def test_last_rows_compile() -> None:
+    hidden, ints = empty(torch.bfloat16, 100, 4096), empty(torch.int32, 64)
+    with offline_compile.record(last_rows) as recorded:
+        last_rows.gather_last_rows(
+            hidden, ints, ints, ints, SampledInputs(hidden[:64], ints, ints), count=9, null_slot=256
         )
     assert offline_compile.compile_launch(*recorded[0]).spill_bytes == 0

@@ -28,6 +28,7 @@ from octavo.sampling.tables import start_download, upload
 from octavo.worker.base import Progress
 from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
 from octavo.worker.facts import model_facts
+from octavo.worker.fixed_rows import FixedRows
 from octavo.worker.graphs import CONTEXT_BOUNDS, DecodeGraphs
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
@@ -112,6 +113,10 @@ class TorchRunner:
             device=device,
         )
         self._slots = Slots(limits.max_num_seqs, math.ceil(plan.max_model_len / limits.block_size), device)
+        self._kernels = StepKernels(self.config.execution.attention_backend, limits.block_size)
+        self._fixed_rows = FixedRows(
+            self._kernels, limits.max_num_seqs, plan.model.hidden_size, dtype, device, self._slots.null_slot
+        )
         self._chunk_rows = rows_at_a_time(plan.device, self._model.vocab_size, limits.max_num_seqs)
         self._sampler = Sampler(
             vocab_size=self._model.vocab_size,
@@ -119,7 +124,6 @@ class TorchRunner:
             device=device,
             max_fused_rows=self._chunk_rows if self.config.execution.attention_backend == "triton" else 0,
         )
-        self._kernels = StepKernels(self.config.execution.attention_backend, limits.block_size)
         self._graphs = DecodeGraphs(self.config.execution.cuda_graph_sizes, plan.max_model_len)
 
     @torch.inference_mode()
@@ -235,15 +239,22 @@ class TorchRunner:
             self._events[plan.arena].record()
 
     def _sample_rows(self, plan: StepPlan, launched: Launched) -> None:
-        """Tokens of rows [0, num_sampled): after a decode step from a graph by a graph, padding included."""
+        """Tokens of rows [0, num_sampled), by a graph where one can: it reads a decode step's own tensors if those come
+        from a graph, else what `FixedRows` makes of the step."""
         count, arrays, hidden_tm = plan.num_sampled, launched.arrays, launched.hidden_tm
         host_slots = self._arenas.host_slots(plan)
         work = self._sampler.plan(host_slots)
-        size = launched.graph_rows
+        size, size_after = launched.graph_rows, self._graphs.size_for(count)
         if size and count == plan.num_rows and work.capture_key is not None:
             self._graphs.run_sampling(
                 (size, hidden_tm.data_ptr(), work),
                 lambda: self._choose_tokens(plan.arena, hidden_tm[:size], arrays, host_slots, work),
+            )
+        elif size_after is not None and plan.num_rows != plan.num_decode_rows and work.capture_key is not None:
+            hidden_sm, fixed = self._fixed_rows.fill(hidden_tm, arrays, count, size_after)
+            self._graphs.run_sampling(
+                (size_after, hidden_sm.data_ptr(), work),
+                lambda: self._choose_tokens(plan.arena, hidden_sm, fixed, host_slots, work),
             )
         elif plan.num_rows == plan.num_decode_rows:
             self._choose_tokens(plan.arena, hidden_tm[:count], arrays, host_slots, work)

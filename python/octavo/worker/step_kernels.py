@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.worker.batch import StepArrays
 from octavo.worker.slots import Slots
 
@@ -36,6 +37,7 @@ class StepKernels:
         self._block_size = block_size
         self._prepare: Callable[..., PreparedTokens] = import_module(f"{package}.prepare").prepare_step
         self._apply: Callable[..., None] = import_module(f"{package}.apply_updates").apply_updates
+        self._gather: Callable[..., None] = import_module(f"{package}.last_rows").gather_last_rows
 
     def compile_only(self) -> AbstractContextManager[None] | None:
         """Within it, the kernels of eager steps are compiled together instead of run; None where nothing compiles."""
@@ -43,6 +45,14 @@ class StepKernels:
             return None
         compiling: Callable[[], AbstractContextManager[None]] = import_module(f"{self._package}.handles").compiling
         return compiling()
+
+    def gather_last_rows(
+        self, hidden_tm: Tensor, arrays: StepArrays, out: SampledInputs, count: int, null_slot: int
+    ) -> None:
+        """Hidden state of the last token, slot and length of the step's first `count` rows; null rows after them."""
+        self._gather(
+            hidden_tm, arrays.query_start_r, arrays.row_slot_r, arrays.kv_len_r, out, count=count, null_slot=null_slot
+        )
 
     def apply_updates(
         self, block_table_sb: Tensor, update_u3: Tensor, kv_caches: Sequence[Tensor], copy_c2: Tensor
