@@ -3,6 +3,8 @@
 
 use thiserror::Error;
 
+use crate::queue::QueueBounds;
+
 /// In which order requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -87,6 +89,13 @@ impl CoreConfig {
             return Err(ConfigError("max_itl_ms: must be 0 or more".into()));
         }
         Ok(())
+    }
+
+    pub fn queue_bounds(&self) -> QueueBounds {
+        QueueBounds {
+            max_requests: self.max_queued_requests,
+            max_tokens: self.max_queued_tokens,
+        }
     }
 
     /// Sequences that may hold a slot: each of them can have at least one token in every step.

@@ -7,7 +7,7 @@ use crate::arena::{ArenaLayout, OutputLayout};
 use crate::commit::StepError;
 use crate::config::{ConfigError, CoreConfig};
 use crate::ids::{ClientId, SlotId, TokenId};
-use crate::mailbox::{Inbox, Outbox};
+use crate::mailbox::{Inbox, Outbox, QueueView};
 use crate::plan::StepPlan;
 use crate::protocol::{EngineStats, Inbound, Outbound, TokenLogprobs};
 use crate::scheduler::Planner;
@@ -41,7 +41,7 @@ pub struct Core {
 
 impl Core {
     pub fn new(config: CoreConfig) -> Result<Self, ConfigError> {
-        Ok(Self {
+        let core = Self {
             num_arenas: config.depth + 1,
             state: EngineState::new(config)?,
             inbox: Arc::default(),
@@ -49,7 +49,20 @@ impl Core {
             calls: Vec::new(),
             last_step: 0,
             last_plan: StepPlan::default(),
-        })
+        };
+        core.show_queue();
+        Ok(core)
+    }
+
+    /// Tells the inbox how much the queue still takes.
+    fn show_queue(&self) {
+        let queue = &self.state.queue;
+        self.inbox.set_view(QueueView {
+            bounds: queue.bounds(),
+            load: queue.load(),
+            retry_after_s: queue.retry_after_s(),
+            stats: self.state.stats,
+        });
     }
 
     pub fn config(&self) -> &CoreConfig {
@@ -122,11 +135,16 @@ impl Core {
         self.state
             .outputs
             .flush(&self.state.stats, is_idle, &self.outbox);
+        self.show_queue();
         Ok(plan)
     }
 
     /// Everything that has arrived since the last step.
     fn take_in(&mut self, now: Instant) {
+        for client in self.inbox.take_refused() {
+            self.state.stats.num_refused += 1;
+            self.state.outputs.tell_stats(client);
+        }
         for (client, message) in self.inbox.take() {
             match message {
                 Inbound::Add(request) => self.state.add(client, request, now),

@@ -67,10 +67,7 @@ impl EngineState {
             .check_room(num_tokens as u32)
             .map_err(|full| Reason {
                 kind: RefusalKind::QueueFull,
-                message: format!(
-                    "too many requests wait (--max-queued-requests {}, --max-queued-tokens {}); try again later",
-                    self.config.max_queued_requests, self.config.max_queued_tokens
-                ),
+                message: self.queue.bounds().refusal(),
                 retry_after_s: full.retry_after_s,
             })
     }

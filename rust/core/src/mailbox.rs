@@ -3,49 +3,152 @@
 //! Not here: sockets (octavo-ipc) and bytes (`frames`). Messages are moved, never copied; the outbox is encoded by
 //! whoever takes it, so that the loop does not pay for it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::ids::ClientId;
-use crate::protocol::{Inbound, Outbound};
+use crate::ids::{ClientId, RequestId};
+use crate::protocol::{EngineStats, Inbound, Outbound, OutputFrame, Refusal, RefusalKind};
+use crate::queue::{QueueBounds, QueueLoad};
 
 /// A panic of another thread while it held the lock leaves a queue of whole messages: safe to go on with.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Messages from all clients, in the order of arrival.
+/// A client that has sent more than so many bytes since the last step is not read from until the next one.
+pub const MAX_UNREAD_BYTES: usize = 64 << 20;
+
+/// What the queue looked like after the last step: what decides who is refused before the next one.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueView {
+    pub bounds: QueueBounds,
+    pub load: QueueLoad,
+    pub retry_after_s: f32,
+    pub stats: EngineStats,
+}
+
+impl QueueView {
+    fn refuse(&self, request_id: RequestId) -> OutputFrame {
+        OutputFrame {
+            stats: self.stats,
+            refusals: vec![Refusal {
+                request_id,
+                kind: RefusalKind::QueueFull,
+                message: self.bounds.refusal(),
+                retry_after_s: self.retry_after_s,
+            }],
+            ..OutputFrame::default()
+        }
+    }
+}
+
+#[derive(Default)]
+struct Arrivals {
+    messages: VecDeque<(ClientId, Inbound)>,
+    unread_bytes: HashMap<ClientId, usize>,
+    /// Requests refused here, and whose they were.
+    refused: Vec<ClientId>,
+    /// `None` = nothing is refused here.
+    view: Option<QueueView>,
+}
+
+/// Messages from all clients, in the order of arrival. It is bounded between two steps: requests beyond what the queue
+/// takes are refused at once, however long the step is, and a client with too many bytes unread has to wait.
 #[derive(Default)]
 pub struct Inbox {
-    messages: Mutex<VecDeque<(ClientId, Inbound)>>,
+    arrivals: Mutex<Arrivals>,
     arrived: Condvar,
 }
 
 impl Inbox {
+    /// Puts a message in, whatever is there already.
     pub fn push(&self, client: ClientId, message: Inbound) {
-        lock(&self.messages).push_back((client, message));
+        let arrivals = &mut *lock(&self.arrivals);
+        *arrivals.unread_bytes.entry(client).or_default() += num_bytes(&message);
+        arrivals.messages.push_back((client, message));
         self.arrived.notify_all();
+    }
+
+    /// Puts a message in, or answers it: a request that the queue would refuse.
+    pub fn offer(&self, client: ClientId, message: Inbound, outbox: &Outbox) {
+        match self.refusal(client, &message) {
+            Some(frame) => outbox.post(client, Outbound::Output(frame)),
+            None => self.push(client, message),
+        }
+    }
+
+    fn refusal(&self, client: ClientId, message: &Inbound) -> Option<OutputFrame> {
+        let Inbound::Add(request) = message else {
+            return None;
+        };
+        let arrivals = &mut *lock(&self.arrivals);
+        let view = arrivals.view.as_mut()?;
+        let num_tokens = request.prompt_token_ids.len() as u32;
+        if view.bounds.has_room(view.load, num_tokens) {
+            view.load.add(num_tokens);
+            return None;
+        }
+        arrivals.refused.push(client);
+        Some(view.refuse(request.request_id))
+    }
+
+    /// A step is over; what arrives from now on is held against this.
+    pub fn set_view(&self, view: QueueView) {
+        let arrivals = &mut *lock(&self.arrivals);
+        let mut view = view;
+        for (_, message) in &arrivals.messages {
+            if let Inbound::Add(request) = message {
+                view.load.add(request.prompt_token_ids.len() as u32);
+            }
+        }
+        arrivals.view = Some(view);
+    }
+
+    /// Whether to stop reading from this client until the next step.
+    pub fn is_crowded_by(&self, client: ClientId) -> bool {
+        let unread = lock(&self.arrivals).unread_bytes.get(&client).copied();
+        unread.is_some_and(|bytes| bytes > MAX_UNREAD_BYTES)
     }
 
     /// Takes everything that has arrived.
     pub fn take(&self) -> VecDeque<(ClientId, Inbound)> {
-        std::mem::take(&mut *lock(&self.messages))
+        let arrivals = &mut *lock(&self.arrivals);
+        arrivals.unread_bytes.clear();
+        std::mem::take(&mut arrivals.messages)
+    }
+
+    /// Takes the clients whose requests were refused here, one entry a request.
+    pub fn take_refused(&self) -> Vec<ClientId> {
+        std::mem::take(&mut lock(&self.arrivals).refused)
     }
 
     pub fn is_empty(&self) -> bool {
-        lock(&self.messages).is_empty()
+        lock(&self.arrivals).messages.is_empty()
     }
 
     /// Sleeps until there is a message; false on timeout.
     pub fn wait(&self, timeout: Duration) -> bool {
-        let guard = lock(&self.messages);
+        let guard = lock(&self.arrivals);
         let (guard, _) = self
             .arrived
-            .wait_timeout_while(guard, timeout, |messages| messages.is_empty())
+            .wait_timeout_while(guard, timeout, |arrivals| arrivals.messages.is_empty())
             .unwrap_or_else(PoisonError::into_inner);
-        !guard.is_empty()
+        !guard.messages.is_empty()
     }
+}
+
+/// About what a message holds in memory.
+fn num_bytes(message: &Inbound) -> usize {
+    let content = match message {
+        Inbound::Add(request) => {
+            let token_ids = request.prompt_token_ids.len() + request.stop_token_ids.len();
+            4 * token_ids + request.params.len() + request.cache_salt.len()
+        }
+        Inbound::Call { body, .. } => body.len(),
+        Inbound::Abort(_) | Inbound::Disconnected => 0,
+    };
+    content + size_of::<(ClientId, Inbound)>()
 }
 
 /// Called after something was put in for a remote client; must be cheap (write to an eventfd) and must not block.

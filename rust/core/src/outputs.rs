@@ -53,6 +53,11 @@ impl Outputs {
         self.frame(client).outputs.push(output);
     }
 
+    /// The client gets the newest statistics with this step, whatever else it gets.
+    pub fn tell_stats(&mut self, client: ClientId) {
+        self.frame(client);
+    }
+
     /// A sequence ends without a new token.
     pub fn push_end(
         &mut self,

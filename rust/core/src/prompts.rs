@@ -65,7 +65,7 @@ impl Planner<'_> {
         }
         let remaining = |seq: &SeqIdx| u64::from(self.state.table.seq(*seq).num_remaining());
         let pending =
-            self.state.queue.num_new_tokens() + prefills.iter().map(remaining).sum::<u64>();
+            self.state.queue.load().num_tokens + prefills.iter().map(remaining).sum::<u64>();
         let max_itl_ms = self.state.config.max_itl_ms;
         let cost = &self.state.step_cost;
         let most = cost.max_prompt_tokens(num_decodes, pending, max_itl_ms);

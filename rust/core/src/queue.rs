@@ -73,26 +73,67 @@ pub struct QueueFull {
     pub retry_after_s: f32,
 }
 
+/// How many requests may wait, and how many prompt tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueBounds {
+    pub max_requests: u64,
+    pub max_tokens: u64,
+}
+
+impl QueueBounds {
+    /// Whether one more request of `num_tokens` may wait beside those of `load`. An empty queue takes any.
+    pub fn has_room(&self, load: QueueLoad, num_tokens: u32) -> bool {
+        let tokens = load.num_tokens.saturating_add(u64::from(num_tokens));
+        load.num_requests == 0
+            || (load.num_requests < self.max_requests && tokens <= self.max_tokens)
+    }
+
+    /// What a refused client is told.
+    pub fn refusal(&self) -> String {
+        format!(
+            "too many requests wait (--max-queued-requests {}, --max-queued-tokens {}); try again later",
+            self.max_requests, self.max_tokens
+        )
+    }
+}
+
+/// Requests that have not started, and their prompt tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueLoad {
+    pub num_requests: u64,
+    pub num_tokens: u64,
+}
+
+impl QueueLoad {
+    pub fn add(&mut self, num_tokens: u32) {
+        self.num_requests += 1;
+        self.num_tokens += u64::from(num_tokens);
+    }
+
+    pub fn remove(&mut self, num_tokens: u32) {
+        self.num_requests -= 1;
+        self.num_tokens -= u64::from(num_tokens);
+    }
+}
+
 #[derive(Debug)]
 pub struct Queue {
     order: BTreeMap<QueueKey, SeqIdx>,
     newcomers: BTreeMap<QueueKey, Newcomer>,
     deadlines: BTreeSet<(Instant, QueueKey)>,
-    num_new_tokens: u64,
-    max_requests: u64,
-    max_tokens: u64,
+    load: QueueLoad,
+    bounds: QueueBounds,
     pace: Pace,
 }
 
 impl Queue {
-    pub fn new(max_requests: u64, max_tokens: u64) -> Self {
+    pub fn new(bounds: QueueBounds) -> Self {
         Self {
             order: BTreeMap::new(),
             newcomers: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            num_new_tokens: 0,
-            max_requests,
-            max_tokens,
+            load: QueueLoad::default(),
+            bounds,
             pace: Pace::default(),
         }
     }
@@ -105,22 +146,34 @@ impl Queue {
         self.order.is_empty()
     }
 
-    /// Whether one more request of `num_tokens` may wait. An empty queue takes any.
+    /// Whether one more request of `num_tokens` may wait.
     pub fn check_room(&self, num_tokens: u32) -> Result<(), QueueFull> {
-        let full = self.newcomers.len() as u64 >= self.max_requests
-            || self.num_new_tokens.saturating_add(u64::from(num_tokens)) > self.max_tokens;
-        if full && !self.newcomers.is_empty() {
-            return Err(QueueFull {
-                retry_after_s: self.pace.retry_after_s(self.newcomers.len()),
-            });
+        if self.bounds.has_room(self.load, num_tokens) {
+            return Ok(());
         }
-        Ok(())
+        Err(QueueFull {
+            retry_after_s: self.retry_after_s(),
+        })
+    }
+
+    pub fn bounds(&self) -> QueueBounds {
+        self.bounds
+    }
+
+    /// What bounds are compared with.
+    pub fn load(&self) -> QueueLoad {
+        self.load
+    }
+
+    /// When a refused client should try again.
+    pub fn retry_after_s(&self) -> f32 {
+        self.pace.retry_after_s(self.newcomers.len())
     }
 
     /// The first sequence of a new request.
     pub fn push_new(&mut self, key: QueueKey, seq: SeqIdx, newcomer: Newcomer) {
         self.push(key, seq);
-        self.num_new_tokens += u64::from(newcomer.num_tokens);
+        self.load.add(newcomer.num_tokens);
         if let Some(deadline) = newcomer.deadline {
             self.deadlines.insert((deadline, key));
         }
@@ -143,11 +196,6 @@ impl Queue {
         later.next().map(|(key, seq)| (*key, *seq))
     }
 
-    /// Prompt tokens of requests that have not started.
-    pub fn num_new_tokens(&self) -> u64 {
-        self.num_new_tokens
-    }
-
     /// Takes a sequence out because it starts to run.
     pub fn start(&mut self, key: QueueKey, now: Instant) {
         if self.newcomers.contains_key(&key) {
@@ -161,7 +209,7 @@ impl Queue {
         let seq = self.order.remove(&key);
         assert!(seq.is_some(), "{key:?} is not queued");
         if let Some(newcomer) = self.newcomers.remove(&key) {
-            self.num_new_tokens -= u64::from(newcomer.num_tokens);
+            self.load.remove(newcomer.num_tokens);
             if let Some(deadline) = newcomer.deadline {
                 self.deadlines.remove(&(deadline, key));
             }
@@ -190,7 +238,11 @@ impl Queue {
             .values()
             .filter(|n| n.deadline.is_some())
             .count();
-        if tokens != self.num_new_tokens || deadlines != self.deadlines.len() {
+        let load = QueueLoad {
+            num_requests: self.newcomers.len() as u64,
+            num_tokens: tokens,
+        };
+        if load != self.load || deadlines != self.deadlines.len() {
             return Err("the queue's counters disagree with its entries".into());
         }
         match self
@@ -219,6 +271,13 @@ mod tests {
         deadline: None,
     };
 
+    fn queue(max_requests: u64, max_tokens: u64) -> Queue {
+        Queue::new(QueueBounds {
+            max_requests,
+            max_tokens,
+        })
+    }
+
     fn key(policy: Policy, priority: i32, arrival: u64) -> QueueKey {
         QueueKey::new(policy, priority, arrival, 0)
     }
@@ -226,7 +285,7 @@ mod tests {
     #[test]
     fn priority_goes_before_arrival_only_under_its_policy() {
         for (policy, first) in [(Policy::Fcfs, 0), (Policy::Priority, 1)] {
-            let mut queue = Queue::new(8, 100);
+            let mut queue = queue(8, 100);
             queue.push_new(key(policy, 5, 0), SeqIdx(0), NO_LIMIT);
             queue.push_new(key(policy, -5, 1), SeqIdx(1), NO_LIMIT);
             assert_eq!(queue.first().unwrap().1, SeqIdx(first));
@@ -235,7 +294,7 @@ mod tests {
 
     #[test]
     fn bounds_count_only_requests_that_have_not_started() {
-        let mut queue = Queue::new(2, 25);
+        let mut queue = queue(2, 25);
         assert!(queue.check_room(1000).is_ok());
         queue.push_new(key(Policy::Fcfs, 0, 0), SeqIdx(0), NO_LIMIT);
         assert!(queue.check_room(15).is_ok());
@@ -253,7 +312,7 @@ mod tests {
     fn deadlines_are_noticed_until_the_start() {
         let now = Instant::now();
         let late = now + Duration::from_secs(5);
-        let mut queue = Queue::new(8, 100);
+        let mut queue = queue(8, 100);
         let newcomer = Newcomer {
             num_tokens: 1,
             deadline: deadline_after(now, 1.0),

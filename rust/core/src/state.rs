@@ -98,7 +98,7 @@ impl EngineState {
             slots: Slots::new(config.max_running()),
             table: Table::default(),
             running: Vec::new(),
-            queue: Queue::new(config.max_queued_requests, config.max_queued_tokens),
+            queue: Queue::new(config.queue_bounds()),
             in_flight: VecDeque::new(),
             outputs: Outputs::default(),
             stats: EngineStats::default(),

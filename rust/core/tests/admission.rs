@@ -5,8 +5,8 @@ mod simulator;
 use octavo_core::commit::StepError;
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::core::{Core, PromptLogprobs};
-use octavo_core::ids::{ClientId, SlotId};
-use octavo_core::protocol::{AddRequest, Inbound, Outbound, RefusalKind};
+use octavo_core::ids::{ClientId, RequestId, SlotId};
+use octavo_core::protocol::{Abort, AddRequest, Inbound, Outbound, RefusalKind};
 use simulator::engine::{Engine, config, request};
 
 fn refusal(config: &CoreConfig, request: AddRequest) -> (RefusalKind, String) {
@@ -120,6 +120,64 @@ fn a_full_queue_refuses_and_says_when_to_come_back() {
     engine.run(100);
     assert!(engine.received.contains_key(&(4, 0)));
     assert_eq!(engine.stats.num_refused, 2);
+}
+
+#[test]
+fn a_full_queue_refuses_before_the_next_step() {
+    let mut engine = Engine::new(&CoreConfig {
+        max_num_seqs: 1,
+        max_queued_requests: 2,
+        ..config()
+    });
+    let (inbox, outbox) = (engine.core.inbox(), engine.core.outbox());
+    let offer = |client: u32, id: u64| {
+        let add = Inbound::Add(request(id, &[1, 2], 5));
+        inbox.offer(ClientId(client), add, &outbox);
+    };
+    let refused = || -> Vec<(u32, u64)> {
+        let posted = outbox.take_remote().into_iter();
+        let refusal = |(client, message): (ClientId, Outbound)| {
+            let Outbound::Output(frame) = message else {
+                panic!()
+            };
+            let refusals = frame.refusals.into_iter();
+            refusals
+                .map(move |r| (client.0, r.request_id.0))
+                .collect::<Vec<_>>()
+        };
+        posted.flat_map(refusal).collect()
+    };
+    (0..3).for_each(|id| offer(1, id));
+    assert_eq!(refused(), [(1, 2)], "no step was needed to refuse it");
+    engine.step();
+    offer(1, 3);
+    offer(2, 4);
+    offer(1, 5);
+    assert_eq!(refused(), [(2, 4), (1, 5)], "one waits already");
+    inbox.offer(
+        ClientId(1),
+        Inbound::Abort(Abort {
+            request_id: RequestId(1),
+            index: None,
+        }),
+        &outbox,
+    );
+    engine.step();
+    assert_eq!(engine.core.stats().num_refused, 3);
+    offer(2, 6);
+    assert!(refused().is_empty(), "an abort made room");
+    while engine.core.has_work() {
+        engine.step();
+    }
+    let told = outbox.take_remote();
+    for client in [1, 2] {
+        let last = told.iter().rfind(|(to, _)| to.0 == client).unwrap();
+        let Outbound::Output(frame) = &last.1 else {
+            panic!()
+        };
+        let stats = (frame.stats.num_refused, frame.stats.num_running);
+        assert_eq!(stats, (3, 0), "client {client}");
+    }
 }
 
 #[test]

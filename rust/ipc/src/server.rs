@@ -26,6 +26,8 @@ const READ_BYTES: usize = 256 << 10;
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long no client is accepted after accepting failed (out of file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often one looks whether the engine has taken what a client sent, who is not read from meanwhile.
+const READ_PAUSE: Duration = Duration::from_millis(5);
 
 /// A listening socket with its IO thread; closed on drop.
 #[derive(Debug)]
@@ -166,16 +168,30 @@ impl IoLoop {
         } else {
             PollFlags::IN
         };
-        let timeout = is_paused.then(|| timespec(ACCEPT_PAUSE));
+        let crowded = |client: &ClientId| self.inbox.is_crowded_by(*client);
+        let crowd: Vec<ClientId> = self
+            .clients
+            .iter()
+            .map(|(id, _)| *id)
+            .filter(crowded)
+            .collect();
+        let timeout = match (crowd.is_empty(), is_paused) {
+            (false, _) => Some(timespec(READ_PAUSE)),
+            (true, true) => Some(timespec(ACCEPT_PAUSE)),
+            (true, false) => None,
+        };
         let mut fds = vec![
             PollFd::new(&self.sleeper.reader, PollFlags::IN),
             PollFd::new(&self.listener, accepting),
         ];
-        fds.extend(
-            self.clients
-                .iter()
-                .map(|(_, connection)| poll_fd(connection, PollFlags::IN)),
-        );
+        fds.extend(self.clients.iter().map(|(client, connection)| {
+            let reading = if crowd.contains(client) {
+                PollFlags::empty()
+            } else {
+                PollFlags::IN
+            };
+            poll_fd(connection, reading)
+        }));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -200,12 +216,13 @@ impl IoLoop {
 
     /// Reads from and writes to a client whose socket is ready.
     fn serve(&mut self, client: ClientId, flags: PollFlags) {
+        let outbox = Arc::clone(&self.outbox);
         self.with_client(client, |connection, inbox, scratch| {
             if flags.contains(PollFlags::OUT) {
                 connection.flush()?;
             }
             if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-                connection.receive(scratch, |message| inbox.push(client, message))?;
+                connection.receive(scratch, |message| inbox.offer(client, message, &outbox))?;
             }
             Ok(())
         });

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use octavo_core::frames::{decode_outbound, encode_inbound};
 use octavo_core::ids::{ClientId, RequestId};
-use octavo_core::mailbox::{Inbox, Outbox};
-use octavo_core::protocol::{Abort, Inbound, Outbound};
+use octavo_core::mailbox::{Inbox, MAX_UNREAD_BYTES, Outbox, QueueView};
+use octavo_core::protocol::{Abort, AddRequest, EngineStats, Inbound, Outbound, RefusalKind};
+use octavo_core::queue::{QueueBounds, QueueLoad};
 use octavo_ipc::{MAX_BUFFERED_BYTES, MAX_FRAME_BYTES, Server};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -109,6 +110,23 @@ fn abort(id: u64) -> Inbound {
     Inbound::Abort(Abort {
         request_id: RequestId(id),
         index: None,
+    })
+}
+
+fn add(id: u64) -> Inbound {
+    Inbound::Add(AddRequest {
+        request_id: RequestId(id),
+        prompt_token_ids: vec![1; 50],
+        n: 1,
+        max_tokens: 1,
+        min_tokens: 0,
+        stop_token_ids: vec![],
+        priority: 0,
+        cache_salt: vec![],
+        deadline_s: 0.0,
+        logprobs: -1,
+        prompt_logprobs: -1,
+        params: vec![],
     })
 }
 
@@ -232,6 +250,70 @@ fn a_reader_within_the_limit_gets_everything() {
             reply(id, &vec![id as u8; MAX_BUFFERED_BYTES / 4])
         );
     }
+}
+
+#[test]
+fn a_flood_of_requests_is_refused_while_the_engine_is_busy() {
+    let mut engine = Engine::start();
+    let bounds = QueueBounds {
+        max_requests: 100,
+        max_tokens: 1 << 40,
+    };
+    engine.inbox.set_view(QueueView {
+        bounds,
+        load: QueueLoad {
+            num_requests: 40,
+            num_tokens: 400,
+        },
+        retry_after_s: 3.0,
+        stats: EngineStats::default(),
+    });
+    let mut client = engine.client();
+    let mut writer = Client(client.0.try_clone().unwrap());
+    let flood = std::thread::spawn(move || (0..2000).for_each(|id| writer.send(&add(id))));
+    for id in 60..2000 {
+        let Outbound::Output(frame) = client.receive() else {
+            panic!("no refusal");
+        };
+        let refusal = &frame.refusals[0];
+        assert_eq!((refusal.request_id.0, refusal.retry_after_s), (id, 3.0));
+        assert_eq!(refusal.kind, RefusalKind::QueueFull);
+    }
+    flood.join().unwrap();
+    for id in 0..60 {
+        assert_eq!(engine.receive(), (ClientId(1), add(id)));
+    }
+    assert!(engine.received.is_empty() && engine.inbox.is_empty());
+    assert_eq!(engine.inbox.take_refused().len(), 1940);
+}
+
+#[test]
+fn a_client_with_too_much_unread_has_to_wait() {
+    let mut engine = Engine::start();
+    let mut heavy = engine.client();
+    let mut light = engine.client();
+    let size = MAX_UNREAD_BYTES / 8;
+    let flood = std::thread::spawn(move || {
+        (0..32).for_each(|id| heavy.send(&call(id, vec![1; size])));
+        heavy
+    });
+    let start = Instant::now();
+    while !engine.inbox.is_crowded_by(ClientId(1)) {
+        assert!(start.elapsed() < PATIENCE, "never crowded");
+        std::thread::yield_now();
+    }
+    // The IO thread goes round often enough to read all of it, and serves the other one meanwhile.
+    for id in 0..1000 {
+        engine.reply(2, id, vec![]);
+        assert_eq!(light.receive(), reply(id, &[]));
+    }
+    engine.received.extend(engine.inbox.take());
+    let num_unread = engine.received.len();
+    assert!(num_unread <= 9, "{num_unread} messages were read");
+    for id in 0..32 {
+        assert_eq!(engine.receive(), (ClientId(1), call(id, vec![1; size])));
+    }
+    drop(flood.join().unwrap());
 }
 
 #[test]

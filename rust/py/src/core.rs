@@ -257,7 +257,7 @@ impl Core {
     fn add(&self, frame: &[u8]) -> PyResult<()> {
         let message =
             decode_inbound(frame).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        self.inbox.push(ClientId::LOCAL, message);
+        self.inbox.offer(ClientId::LOCAL, message, &self.outbox);
         Ok(())
     }
 
