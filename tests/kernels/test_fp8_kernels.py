@@ -11,7 +11,7 @@ import offline_compile
 import pytest
 import torch
 
-from octavo.kernels.triton import quantized_joins, scale_product
+from octavo.kernels.triton import quantize_rows, quantized_joins, scale_product
 from octavo.kernels.triton.skinny_table import BUCKETS, FP8_PLAIN, FP8_TABLE, TABLE, Gemv, Ring, choose
 
 FOLDER = Path(__file__).parent
@@ -58,12 +58,13 @@ def test_joins_compile(hidden: int, inner: int, pdl: bool) -> None:
     """Without spills; the rows travel 16 bytes a thread."""
     x, gain = torch.empty(4, hidden, dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
     scales = torch.empty(2 * inner)
-    with offline_compile.record(quantized_joins, scale_product) as launches:
+    with offline_compile.record(quantized_joins, quantize_rows, scale_product) as launches:
         quantized_joins.rms_norm(x, gain, 1e-5, pdl=pdl)
         quantized_joins.add_rms_norm(x, x, gain, 1e-5, pdl=pdl)
         quantized_joins.gated_silu(torch.empty(4, 2 * inner, dtype=torch.bfloat16), pdl=pdl)
         scale_product.scale_product(torch.empty(4, 2 * inner, dtype=torch.bfloat16), scales[:4], scales, scales)
-    assert len(launches) == 4
+        quantize_rows.quantize_rows(x)
+    assert len(launches) == 5
     for launch in launches:
         compiled = offline_compile.compile_launch(*launch)
         assert compiled.spill_bytes == 0, compiled

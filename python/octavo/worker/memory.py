@@ -315,6 +315,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None) -> MemoryP
     resolved = replace(resolved, model=replace(resolved.model, quantization=quantization))
     kept = quantization if device.has_fp8 else "none"
     if kept == "none" and (quantization != "none" or model.quantization is not None):
-        logger.info("fp8 weights are kept as %s: %s does not multiply them", resolved.model.dtype, device.name)
+        reason = f"{device.name} does not multiply them" if not device.has_fp8 else f"--quantization {quantization}"
+        logger.info("fp8 weights are kept as %s: %s", resolved.model.dtype, reason)
     num_bytes = weight_bytes(model, DTYPES[resolved.model.dtype], quantization=kept)
     return plan_memory(resolved, source, model, device, num_bytes)
