@@ -1,0 +1,1 @@
+"""Faults that users of other servers met, tried against a real server."""
