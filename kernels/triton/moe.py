@@ -9,7 +9,6 @@ Shape suffixes: m rows, h model dim, e experts, j choices, i inner dim, f flat.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -17,121 +16,27 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo.kernels.triton import moe_gemv
+from octavo.kernels.triton import moe_gemv, moe_table
 from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.moe_experts import ROUTER_K, DecodeBuffers, Experts, Routing
 from octavo.kernels.triton.moe_gemm import combine_kernel, expert_gemm
 from octavo.kernels.triton.moe_route import count_kernel, router_kernel, sort_kernel, top_k_kernel
-from octavo.kernels.triton.moe_table import DOWN_ROWS, GATE_UP_ROWS, PAIRS_PER_EXPERT, Tile, fit_rows, tiles_for
+from octavo.kernels.triton.moe_table import PAIRS_PER_EXPERT, Tile, fit_rows
 from octavo.kernels.triton.skinny_linear import ResidualStream
-from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, bucket_for
+from octavo.kernels.triton.skinny_table import bucket_for
 
 ROUTER_M: Final = 16
-ROUTER_K: Final = 128
 CHUNK: Final = 1024
 """Pairs that the sort looks at in one go; more are counted by a kernel of their own first."""
 COMBINE_N: Final = 512
 _compiled: set[tuple[Any, ...]] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """One layer's weights: router [e, h], gate above up [e, 2 i, h], down [e, h, i]; and how rows are routed."""
-
-    router_eh: Tensor
-    gate_up_e2ih: Tensor
-    down_ehi: Tensor
-    top_k: int
-    renormalize: bool
-
-    @property
-    def num_experts(self) -> int:
-        return self.router_eh.shape[0]
-
-    @property
-    def width(self) -> int:
-        return self.router_eh.shape[1]
-
-    @property
-    def inner(self) -> int:
-        return self.down_ehi.shape[2]
-
-    def tiles(self, num_rows: int) -> dict[str, Tile]:
-        """How both products are cut for so many rows."""
-        per_expert = num_rows * self.top_k / self.num_experts
-        return tiles_for(per_expert, self.width, self.inner, self.down_ehi.element_size())
-
-    def num_tiles(self, num_rows: int, block_m: int) -> int:
-        """Tiles that so many rows can need at most: every expert has a started one, whatever the routing."""
-        pairs = num_rows * self.top_k
-        started = min(self.num_experts, pairs)
-        return started + (pairs - started) // block_m
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Between the router and the products."""
-
-    expert_f: Tensor
-    """int32, a pair each."""
-    weight_f: Tensor
-    """fp32."""
-    scale_m: Tensor
-    """fp32: 1 / rms of each row."""
-    pair_s: Tensor
-    expert_t: Tensor
-
-    @classmethod
-    def allocate(cls, experts: Experts, num_rows: int, num_tiles: int, block_m: int) -> Routing:
-        """Uninitialised, for so many rows in tiles of `block_m` places."""
-        device, pairs = experts.router_eh.device, num_rows * experts.top_k
-
-        def empty(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.empty(count, dtype=dtype, device=device)
-
-        return cls(
-            expert_f=empty(pairs),
-            weight_f=empty(pairs, torch.float32),
-            scale_m=empty(num_rows, torch.float32),
-            pair_s=empty(num_tiles * block_m),
-            expert_t=empty(num_tiles),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeBuffers:
-    """Everything between the kernels of a decode step, for MAX_ROWS rows."""
-
-    logit_f: Tensor
-    routing: Routing
-    inner_to: Tensor
-    """[places, inner] of the first product."""
-    pair_to: Tensor
-    """[pairs, width] of the second."""
-
-    @classmethod
-    def allocate(cls, experts: Experts) -> DecodeBuffers:
-        """For experts of these sizes."""
-        blocks = {bucket: experts.tiles(bucket)["gate_up"].block_m for bucket in BUCKETS}
-        tiles = {bucket: experts.num_tiles(bucket, block) for bucket, block in blocks.items()}
-        most = max(tiles.values())
-        places = max(block * tiles[bucket] for bucket, block in blocks.items())
-        weight = experts.down_ehi
-        parts = triton.cdiv(experts.width, ROUTER_K)
-        logits = torch.zeros(parts * MAX_ROWS * experts.num_experts, dtype=torch.float32, device=weight.device)
-        routing = Routing.allocate(experts, MAX_ROWS, most, triton.cdiv(places, most))
-        return cls(
-            logit_f=logits,
-            routing=routing,
-            inner_to=torch.zeros(places, experts.inner, dtype=weight.dtype, device=weight.device),
-            pair_to=torch.zeros(MAX_ROWS * experts.top_k, experts.width, dtype=weight.dtype, device=weight.device),
-        )
-
-
 def num_partials(experts: Experts, num_rows: int) -> int:
     """Partial sums of squares a row that `decode` leaves on the stream."""
     if num_rows == 1:
-        return experts.width // fit_rows(DOWN_ROWS, experts.width, experts.inner).block_n
+        return experts.width // fit_rows(moe_table.DOWN_ROWS, experts.width, experts.inner).block_n
     return triton.cdiv(experts.width, COMBINE_N)
 
 
@@ -398,7 +303,7 @@ def _combine(
 
 def _one_row(experts: Experts, stream: ResidualStream, buffers: DecodeBuffers, gain_n: Tensor) -> list[Launch]:
     width, inner, routing = experts.width, experts.inner, buffers.routing
-    first, second = fit_rows(GATE_UP_ROWS, inner, width), fit_rows(DOWN_ROWS, width, inner)
+    first, second = fit_rows(moe_table.GATE_UP_ROWS, inner, width), fit_rows(moe_table.DOWN_ROWS, width, inner)
     gate_up = Launch(
         moe_gemv.gate_up_kernel,
         (inner // first.block_n, experts.top_k),

@@ -30,9 +30,9 @@ from octavo.attention.base import make_backend
 from octavo.kernels.reference.moe import experts as reference_experts
 from octavo.kernels.reference.moe import route
 from octavo.kernels.reference.skinny_linear import rms_norm
-from octavo.kernels.triton import moe
+from octavo.kernels.triton import moe, moe_table
 from octavo.kernels.triton.launch import Launch, compile_together
-from octavo.kernels.triton.moe import DecodeBuffers, Experts
+from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts
 from octavo.kernels.triton.moe_table import SHARED_BYTES, RowBlocks, Tile, tiles_for
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import MAX_ROWS, bucket_for
@@ -329,13 +329,13 @@ ONE_ROW_DOWN = [
 
 @contextmanager
 def replaced(name: str, value: Any) -> Iterator[None]:
-    """A global of moe.py, for a while."""
-    before = getattr(moe, name)
-    setattr(moe, name, value)
+    """A global of moe_table.py, for a while."""
+    before = getattr(moe_table, name)
+    setattr(moe_table, name, value)
     try:
         yield
     finally:
-        setattr(moe, name, before)
+        setattr(moe_table, name, before)
 
 
 def tile_variants(rows: int) -> list[dict[str, Tile]]:

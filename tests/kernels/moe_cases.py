@@ -16,11 +16,11 @@ from torch import Tensor
 from octavo.kernels.reference.moe import experts as reference_experts
 from octavo.kernels.reference.moe import route, sort_pairs
 from octavo.kernels.reference.skinny_linear import rms_norm
-from octavo.kernels.triton import moe
+from octavo.kernels.triton import moe, moe_table
 from octavo.kernels.triton.embed_norm import embed
 from octavo.kernels.triton.interpreter import mend
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.moe import DecodeBuffers, Experts
+from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts, Routing
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import bucket_for
 
@@ -104,8 +104,8 @@ def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 @pytest.mark.parametrize("swap", [True, False])
 def test_tiles(block: int, swap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = moe.Tile(block, 32, 32, 2, 4, swap)
-    monkeypatch.setattr(moe, "tiles_for", lambda *_: {"gate_up": tile, "down": tile})
+    tile = moe_table.Tile(block, 32, 32, 2, 4, swap)
+    monkeypatch.setattr(moe_table, "tiles_for", lambda *_: {"gate_up": tile, "down": tile})
     experts = make_experts("small")
     x_mh = torch.randn(70, experts.width)
     out_mh = torch.full_like(x_mh, torch.nan)
@@ -137,7 +137,7 @@ def test_top_k_of_equal_and_senseless_logits(renormalize: bool) -> None:
     experts = Experts(torch.zeros(6, 32), torch.zeros(6, 32, 32), torch.zeros(6, 32, 16), 3, renormalize)
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, 2.0], [0.0] * 6, [torch.nan, 1.0, torch.nan, -1.0, 0.5, 0.0]])
     logits = torch.cat((logits, torch.full((1, 6), torch.nan)))
-    routing = moe.Routing.allocate(experts, 4, 4, 16)
+    routing = Routing.allocate(experts, 4, 4, 16)
     spoil(routing)
     run([moe._top_k(experts, logits, 1, routing, 4, routing.scale_m, 0, 0.0)])
     assert routing.expert_f.view(4, 3).tolist() == [[1, 2, 4], [0, 1, 2], [1, 4, 5], [0, 1, 2]]
@@ -159,7 +159,7 @@ def test_sort(skew: str, counted: bool, monkeypatch: pytest.MonkeyPatch) -> None
         "random": torch.randint(0, experts.num_experts, (pairs,)),
     }[skew].int()
     num_tiles = experts.num_tiles(rows, block)
-    routing = moe.Routing.allocate(experts, rows, num_tiles, block)
+    routing = Routing.allocate(experts, rows, num_tiles, block)
     spoil(routing)
     routing.expert_f.copy_(expert_f)
     counts = torch.full((-(-pairs // 64), experts.num_experts), 1 << 20, dtype=torch.int32) if counted else None

@@ -11,7 +11,7 @@ from sm90_compile import Compiled, compile_launch
 
 from octavo.kernels.triton import moe
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.moe import DecodeBuffers, Experts
+from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts
 from octavo.kernels.triton.moe_table import SHARED_BYTES
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import BUCKETS

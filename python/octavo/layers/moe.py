@@ -97,7 +97,8 @@ class SparseMLP(nn.Module):
         """[t, m] -> [t, m]."""
         logit_te = F.linear(hidden_tm, self.router)
         if hidden_tm.is_cuda and self.has_kernels:
-            from octavo.kernels.triton.moe import Experts, mix  # loads Triton
+            from octavo.kernels.triton.moe import mix  # loads Triton
+            from octavo.kernels.triton.moe_experts import Experts
 
             experts = Experts(self.router, self.gate_up, self.down, self.spec.top_k, self.spec.renormalize)
             return mix(experts, hidden_tm, logit_te)

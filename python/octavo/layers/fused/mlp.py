@@ -16,6 +16,7 @@ from torch import Tensor
 
 from octavo.kernels.triton import moe
 from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts
 from octavo.kernels.triton.skinny_linear import (
     QuantizedRows,
     ResidualStream,
@@ -35,7 +36,7 @@ class MLPScratch:
 
     activated_to: Tensor | None
     split: SplitScratch
-    experts: moe.DecodeBuffers | None
+    experts: DecodeBuffers | None
 
     @classmethod
     def allocate(
@@ -47,7 +48,7 @@ class MLPScratch:
         activated_to: Tensor | None = None
         if isinstance(dense, GatedMLP):
             activated_to = torch.zeros(MAX_ROWS, dense.down.k, dtype=dtype, device=device)
-        experts = moe.DecodeBuffers.allocate(sparse.experts) if isinstance(sparse, SparseMLP) else None
+        experts = DecodeBuffers.allocate(sparse.experts) if isinstance(sparse, SparseMLP) else None
         return cls(activated_to, split, experts)
 
 
@@ -113,7 +114,7 @@ class GatedMLP:
 class SparseMLP:
     """Router, choice, and the chosen experts: four kernels for one row, six for more."""
 
-    experts: moe.Experts
+    experts: Experts
 
     def launches(
         self,
@@ -150,4 +151,4 @@ def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) 
     if isinstance(weights, GatedWeights):
         return GatedMLP(make_linear("gate_up", weights.gate_up, rows), make_linear("down", weights.down, rows))
     router, gate_up, down = weights.router_em, weights.gate_up_e2im, weights.down_emi
-    return SparseMLP(moe.Experts(router, gate_up, down, weights.top_k, weights.renormalize))
+    return SparseMLP(Experts(router, gate_up, down, weights.top_k, weights.renormalize))
