@@ -41,7 +41,7 @@ def strided(count: int) -> memoryview:
 BAD_BUFFERS = {
     "too short": (lambda count: ints(count - 1), "ints"),
     "too long": (lambda count: ints(count + 1), "ints"),
-    "empty": (lambda count: ints(0), "int32"),
+    "empty": (lambda count: ints(0), "int32|0 ints"),
     "bytes": (lambda count: bytearray(4 * count), "int32"),
     "floats": (lambda count: array("f", bytes(4 * count)), "int32"),
     "int64": (lambda count: np.zeros(count, np.int64), "int32"),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
@@ -20,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from octavo.kernels.triton.launch import Launch
 
 TARGET = GPUTarget("cuda", 90, 32)
-PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+PTXAS = get_ptxas(90).path
 DTYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",

