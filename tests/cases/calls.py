@@ -86,8 +86,8 @@ def near(a: list[float], b: list[float]) -> bool:
 
 @asynccontextmanager
 async def watched(client: httpx.AsyncClient, alone: Streamed, canary: str) -> AsyncIterator[None]:
-    """While the block runs, a seeded stream must get the text and the logprobs that it gets alone; afterwards the server
-    is healthy and answers as before."""
+    """While the block runs, a seeded stream must get the text and the logprobs that it gets alone; afterwards the
+    server is healthy and answers as before."""
     async with client.stream("POST", TEXT, json={**BYSTANDER, "stream": True}) as answer:
         lines = answer.aiter_lines()
         first = await anext(lines)

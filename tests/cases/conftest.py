@@ -13,8 +13,10 @@ from tests.server.serving import ServerProcess
 
 FLAGS = ("--dtype", "float32", "--block-size", "16", "--cpu-threads", "1", "--served-model-name", "tiny")
 ROOMY = ("--num-gpu-blocks-override", "2048", "--max-num-seqs", "32")
-CRAMPED = ("--num-gpu-blocks-override", "13", "--max-num-seqs", "4", "--max-model-len", "192")
-CRAMPED += ("--max-num-batched-tokens", "24")
+CRAMPED = (
+    *("--num-gpu-blocks-override", "13", "--max-num-seqs", "4"),
+    *("--max-model-len", "192", "--max-num-batched-tokens", "24"),
+)
 
 
 @pytest.fixture(scope="session")

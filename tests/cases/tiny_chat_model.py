@@ -54,7 +54,7 @@ def byte_of(token_id: int) -> int:
 
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 # GPT-2's alphabet shows printable bytes as themselves and the other ones, in order, as U+0100 and after.
-_PRINTABLE = {b for b in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))}
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [b for b in range(256) if b not in _PRINTABLE]
 _BYTES = [ord(char) if ord(char) < 0x100 else _OTHERS[ord(char) - 0x100] for char in _ALPHABET]
 
