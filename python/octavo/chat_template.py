@@ -205,7 +205,7 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
 def _cut_after_final(text: str, messages: Sequence[Message]) -> str:
     """The rendered text up to the end of the last message's content (templates may have trimmed it)."""
     content = messages[-1]["content"]
-    final = content if isinstance(content, str) else content[-1]["text"]
+    final = content if isinstance(content, str) else content[-1]["text"] if content else ""
     for form in (final, final.rstrip(), final.strip()):
         at = text.rfind(form)
         if form and at >= 0:

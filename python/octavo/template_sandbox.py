@@ -6,6 +6,7 @@ Not here: where templates come from and what they are given (chat_template.py).
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -22,10 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_RENDER_S = 2.0
 MAX_RENDER_CHARS = 64 * 1024 * 1024
-MAX_REPEATED_CHARS = 1024 * 1024
+MAX_REPEATED_CHARS = 64 * 1024
 TICK = "__tick__"
 _TICKS_PER_CLOCK_READ = 1024
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")
+_WIDE_FIELD = re.compile(r"\{[^{}]*:[^{}]*(\d{4}|\{)")
 
 
 class TemplateLimitError(TemplateError):
@@ -73,8 +75,42 @@ def _repeated_size(value: object, times: object) -> int:
     return 0
 
 
+def _grown_size(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
+    """Characters that a method or filter of strings makes out of a few; 0 for one that does not grow its input."""
+    if name == "replace" and isinstance(value, str) and len(arguments) > 1:
+        return value.count(str(arguments[0])) * len(str(arguments[1]))
+    parts = arguments[0] if isinstance(value, str) and name == "join" and arguments else value
+    if name == "join" and isinstance(parts, list | tuple):
+        return sum(len(part) for part in parts if isinstance(part, str))
+    return 0
+
+
+def _check_growth(name: str, value: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Refuse a method or filter that makes a huge string: by a number (widths, counts) or by its arguments."""
+    numbers = (argument for argument in (*arguments, *named.values()) if isinstance(argument, int))
+    if any(number > MAX_REPEATED_CHARS for number in numbers):
+        raise SecurityError(f"a template may not give {name} a number above {MAX_REPEATED_CHARS}")
+    if _grown_size(name, value, arguments) > MAX_RENDER_CHARS:
+        raise SecurityError(f"a template may not make more than {MAX_RENDER_CHARS} characters with {name}")
+    wide = _WIDE_FORMAT.search(value) or _WIDE_FIELD.search(value) if isinstance(value, str) else None
+    if name.startswith("format") and wide:
+        raise SecurityError("a template may not format with a width above 999")
+
+
+def _checked(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter behind `_check_growth`; filters that ask for the environment or context get it before the value."""
+
+    @functools.wraps(apply)  # keeps what Jinja has noted on it
+    def checked(*arguments: Any, **named: Any) -> Any:
+        first = 1 if hasattr(apply, "jinja_pass_arg") else 0
+        _check_growth(name, arguments[first], arguments[first + 1 :], named)
+        return apply(*arguments, **named)
+
+    return checked
+
+
 class _Environment(ImmutableSandboxedEnvironment):
-    """Refuses operators that make huge values from small ones."""
+    """Refuses operators and calls that make huge values from small ones."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
@@ -86,6 +122,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
             raise SecurityError("a template may not format with a width above 999")
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        method = getattr(function, "__wrapped__", function)  # the sandbox wraps str.format
+        value = getattr(method, "__self__", None)
+        if isinstance(value, str | bytes):
+            _check_growth(method.__name__, value, arguments, named)
+        return super().call(context, function, *arguments, **named)
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -115,6 +158,8 @@ def make_environment() -> ImmutableSandboxedEnvironment:
         extensions=[LoopControlExtension, _Generation, _Ticks],
     )
     environment.filters["tojson"] = _tojson
+    environment.filters = {name: _checked(name, apply) for name, apply in environment.filters.items()}
+    del environment.globals["lipsum"]  # writes as much as it is told
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

@@ -91,6 +91,9 @@ def test_continue_final_message_ends_with_the_message() -> None:
     assert render(source, messages, **options) == "<user>hi</><assistant>Sure,"
     with pytest.raises(RequestError, match="exclude"):
         render(source, messages, continue_final_message=True)
+    parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}</>{% endfor %}"
+    with pytest.raises(RequestError, match="empty"):
+        render(parts, [*HELLO, {"role": "assistant", "content": []}], **options)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +135,18 @@ def test_the_templates_own_refusal_is_shown() -> None:
         "{{ 'x' * 10000000000 }}",
         "{{ 9 ** 999999999 }}",
         "{{ '%9999999d' % 1 }}",
+        "{{ '%9999999d' | format(1) }}",
+        "{{ '{:9999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 9999999) }}",
+        "{{ 'a'.center(10000000000) }}",
+        "{{ 'a' | center(width=10000000000) }}",
+        "{{ 'x' | indent(10000000000) }}",
+        "{{ lipsum(10000000) }}",
+        "{{ ('a' * 60000).replace('a', 'b' * 60000) }}",
+        "{{ ('a' * 60000) | replace('a', 'b' * 60000) }}",
+        "{{ '{:{w}}'.format_map({'w': 9999999}) }}",
+        "{{ (['x' * 60000] * 60000) | join }}",
+        "{{ ''.join(['x' * 60000] * 60000) }}",
         "{{ 1 / 0 }}",
         "{% for i in range(1000000) %}x{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
@@ -140,6 +155,15 @@ def test_the_templates_own_refusal_is_shown() -> None:
 def test_what_a_template_must_not_do_is_an_error(source: str) -> None:
     with pytest.raises(RequestError):
         render(source)
+
+
+def test_ordinary_filters_and_methods_work() -> None:
+    source = (
+        "{{ 'a b' | replace(' ', '_') }}{{ ['x', 'y'] | map('upper') | join(', ') }}{{ 'q' | indent(4, true) }}"
+        "{{ 'k'.center(3) }}{{ '%05.1f' | format(2) }}{{ '{:>4} in: 2024'.format(1) }}{{ [3, 1] | sort | first }}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ ','.join(['1', '2']) }}"
+    )
+    assert render(source) == "a_bX, Y    q k 002.0   1 in: 2024111,2"
 
 
 def test_endless_loops_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
