@@ -25,6 +25,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+"""(descriptor, coordinates, barrier, tile, pred): a tile's way into shared memory. Newer Tritons than 3.6 renamed it."""
+
+meet = getattr(gl, "barrier", None) or gl.thread_barrier
+"""All threads of a program wait for each other; renamed likewise."""
+
 
 @gluon.jit
 def epilogue(
@@ -84,9 +90,9 @@ def epilogue(
 @gluon.jit
 def load_weights(weight_desc, bar, ring, slot, n, k, N: gl.constexpr, MATRICES: gl.constexpr, pred):
     """Request one ring slot's block of W, or of both stacked matrices."""
-    tma.async_copy_global_to_shared(weight_desc, [n, k], bar, ring.index(slot * MATRICES), pred=pred)
+    load_tile(weight_desc, [n, k], bar, ring.index(slot * MATRICES), pred=pred)
     if MATRICES == 2:
-        tma.async_copy_global_to_shared(weight_desc, [N + n, k], bar, ring.index(slot * MATRICES + 1), pred=pred)
+        load_tile(weight_desc, [N + n, k], bar, ring.index(slot * MATRICES + 1), pred=pred)
 
 
 @gluon.jit
@@ -164,7 +170,7 @@ def ring_gemm(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     for i in gl.static_range(FILL):
-        tma.async_copy_global_to_shared(x_desc, [0, k0 + i * BLOCK_K], bars.index(i), x_ring.index(i))
+        load_tile(x_desc, [0, k0 + i * BLOCK_K], bars.index(i), x_ring.index(i))
 
     N_AXIS: gl.constexpr = 0 if SWAP_AB else 1
     R: gl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
@@ -214,12 +220,12 @@ def ring_gemm(
         slot = step % STAGES
         mbarrier.wait(bars.index(slot), (step // STAGES) & 1)
         acc_rc, up_rc = multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES, SWAP_AB)
-        gl.thread_barrier()
+        meet()
         refill = step + STAGES
         k = k0 + refill * BLOCK_K
         mbarrier.expect(bars.index(slot), SLOT_BYTES, pred=refill < STEPS)
         load_weights(weight_desc, bars.index(slot), w_ring, slot, n0, k, N, MATRICES, refill < STEPS)
-        tma.async_copy_global_to_shared(x_desc, [0, k], bars.index(slot), x_ring.index(slot), pred=refill < STEPS)
+        load_tile(x_desc, [0, k], bars.index(slot), x_ring.index(slot), pred=refill < STEPS)
     acc_rc = gl.convert_layout(acc_rc, out_layout)
     up_rc = gl.convert_layout(up_rc, out_layout) if MATRICES == 2 else acc_rc
     is_last = True
@@ -228,7 +234,7 @@ def ring_gemm(
         parts = split_acc + tile * SPLIT_K * TILE_SIZE
         inside = row_m * BLOCK_N + (row_n - n0)
         gl.store(parts + split * TILE_SIZE + inside, acc_rc)
-        gl.thread_barrier()
+        meet()
         arrived = gl.atomic_add(split_count + tile, 1, sem="acq_rel")
         is_last = arrived == SPLIT_K - 1
     if is_last:
