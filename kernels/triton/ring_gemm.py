@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-"""(descriptor, coordinates, barrier, tile, pred): a tile's way into shared memory. Newer Tritons than 3.6 renamed it."""
+"""(descriptor, coordinates, barrier, tile, pred): a tile's way into shared memory; renamed after Triton 3.6."""
 
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
 """All threads of a program wait for each other; renamed likewise."""
