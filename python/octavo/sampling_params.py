@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -103,8 +103,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        self._take_lists()
         _integer(self.n, "n", 1, MAX_N)
         _in_range(self.temperature, "temperature", 0, 100)
         _integer(self.top_k, "top_k", -1, 2**31 - 1)
@@ -129,6 +128,19 @@ class SamplingParams:
                 _integer(getattr(self, param), param, 0, MAX_LOGPROBS)
         self._check_stop()
         self._check_token_lists()
+
+    def _take_lists(self) -> None:
+        """One string stands for a list of one; sets and ranges become tuples, which JSON can hold."""
+        for param in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids"):
+            value = getattr(self, param)
+            if isinstance(value, str) and param in ("stop", "bad_words"):
+                value = (value,)
+            if value is not None or param != "allowed_token_ids":
+                is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+                _check(is_list, param, f"must be a list, got {value!r}")
+            if value is not None and not isinstance(value, list):
+                object.__setattr__(self, param, tuple(value))
+        _check(isinstance(self.logit_bias, Mapping), "logit_bias", f"must be a dict, got {self.logit_bias!r}")
 
     def _check_stop(self) -> None:
         _check(

@@ -160,3 +160,29 @@ def test_prompt_forms() -> None:
 def test_other_forms_are_refused(prompt: Any) -> None:
     with pytest.raises(RequestError):
         split_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stop": 5},
+        {"stop": None},
+        {"bad_words": 5},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": "12"},
+        {"allowed_token_ids": "12"},
+        {"allowed_token_ids": {5: 1}},
+        {"logit_bias": [5]},
+    ],
+)
+def test_what_is_no_list_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="must be a ") as caught:
+        SamplingParams(**wrong)
+    assert caught.value.param == next(iter(wrong))
+
+
+def test_one_string_sets_and_ranges_are_lists() -> None:
+    params = SamplingParams(stop="ab", bad_words="cd", stop_token_ids={7}, allowed_token_ids=range(3))  # type: ignore[arg-type]
+    assert (params.stop, params.bad_words) == (("ab",), ("cd",))
+    found = json.loads(params.to_wire())
+    assert (found["stop_token_ids"], found["allowed_token_ids"]) == ([7], [0, 1, 2])
