@@ -48,9 +48,11 @@ class PromptEncoder:
         tokenizer = self._need_tokenizer()
         self.check_length(text, "prompt")
         ids = tokenizer.encode(text, add_special_tokens)
-        if add_special_tokens and ids[:2] == [self._bos_id] * 2 and text.startswith(self._bos):
-            return ids[1:]
-        return ids
+        return self._without_second_bos(text, ids) if add_special_tokens else ids
+
+    def _without_second_bos(self, text: str, ids: list[int]) -> list[int]:
+        """Ids of a text that begins with the begin token, to which the tokenizer may have added another."""
+        return ids[1:] if ids[:2] == [self._bos_id] * 2 and text.startswith(self._bos) else ids
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_special_tokens: bool = False, **options: Any
@@ -63,8 +65,11 @@ class PromptEncoder:
         text = self.template.render(hidden, **options)
         self.check_length(text, "messages")
         if not literals:
-            return tokenizer.encode(text, add_special_tokens)
-        return self._encode_around(text, literals)
+            ids = tokenizer.encode(text, add_special_tokens)
+        else:
+            added = tokenizer.encode("", True)[:1] if add_special_tokens else []
+            ids = [*(added if added == [self._bos_id] else []), *self._encode_around(text, literals)]
+        return self._without_second_bos(text, ids) if add_special_tokens else ids
 
     def check_length(self, text: str, param: str) -> None:
         """Refuse text that can't fit the context, however well it packs into tokens; cheap."""

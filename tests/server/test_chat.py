@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from typing import Any
 
 import httpx
 from fake_engine import FakeDelta, FakeLLM, Item, Submitted
 
+from octavo.config import ServerConfig
 from octavo.errors import EngineDeadError, OverloadError
+from octavo.server.app import make_app
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -173,3 +177,21 @@ async def test_a_failed_sequence_is_an_error(client: httpx.AsyncClient, llm: Fak
     answer = await client.post(CHAT, json={"messages": HI})
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "internal_error"
+
+
+async def test_a_slow_template_is_rendered_beside_other_calls(llm: FakeLLM, config: ServerConfig) -> None:
+    context = make_app(llm, config).state.context  # type: ignore[arg-type]
+    threads = [await context.run_text(threading.get_ident, size_bytes=10) for _ in range(2)]
+    assert threads[0] != threads[1] == threading.get_ident()
+
+    def slow() -> int:
+        end_s = time.perf_counter() + 0.03
+        while time.perf_counter() < end_s:
+            pass
+        return threading.get_ident()
+
+    assert await context.run_text(slow, size_bytes=10) == threading.get_ident()  # it was quick so far
+    assert await context.run_text(slow, size_bytes=10) != threading.get_ident()
+    assert await context.run_text(threading.get_ident, size_bytes=10) != threading.get_ident()
+    assert await context.run_text(threading.get_ident, size_bytes=10) == threading.get_ident()
+    assert await context.run_text(threading.get_ident, size_bytes=10**6) != threading.get_ident()

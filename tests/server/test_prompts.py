@@ -65,6 +65,10 @@ def test_a_begin_token_in_the_text_is_not_doubled(model_folder: Path, tmp_path: 
     assert encoder.encode("Hi", add_special_tokens=False).count(START) == 0
     chat = encoder.encode_chat([{"role": "user", "content": "Hi"}], add_generation_prompt=False)
     assert chat.count(START) == 1
+    for typed in ("hi", "hi <|im_end|>"):
+        for add_special_tokens in (False, True):
+            ids = encoder.encode_chat([{"role": "user", "content": typed}], add_special_tokens=add_special_tokens)
+            assert ids[:2] == [START, *tokenizer.encode("u", False)]
 
 
 def test_hopelessly_long_text_is_refused_before_tokenization(model_folder: Path, tokenizer: Tokenizer) -> None:

@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 # Bodies above this many bytes are rendered and tokenized in a thread, so that streams don't wait for them.
 INLINE_BYTES = 4096
+# So are small ones while the last small one took longer: a model's template may loop.
+INLINE_S = 0.02
 _STATES = {
     "starting": "the model is being loaded",
     "restarting": "the engine ended unexpectedly and is being restarted",
@@ -51,6 +53,7 @@ class ServerContext:
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None
         self._token_names: TokenNames | None = None
+        self._small_text_s = INLINE_S  # nothing is known of the template yet
 
     @classmethod
     def of(cls, request: Request) -> ServerContext:
@@ -115,9 +118,18 @@ class ServerContext:
 
     async def run_text(self, work: Callable[..., T], *args: Any, size_bytes: int) -> T:
         """Run text work of a size: here when it is small, in a thread when it would hold up other requests."""
-        if size_bytes <= INLINE_BYTES:
+        if size_bytes > INLINE_BYTES:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+        if self._small_text_s < INLINE_S:
+            return self._run_small_text(work, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_small_text, work, *args)
+
+    def _run_small_text(self, work: Callable[..., T], *args: Any) -> T:
+        start_s = time.perf_counter()
+        try:
             return work(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+        finally:
+            self._small_text_s = time.perf_counter() - start_s
 
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing more and wait for the calls in flight, then cut those that are left; how many those were."""

@@ -29,8 +29,8 @@ async def chat(request: Request) -> Response:
     body, size_bytes = await read_json(request)
     wanted, params = parse_chat(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
-    token_ids = await context.run_text(_encode, context, wanted, size_bytes=size_bytes)
     with in_chat_words(wanted):
+        token_ids = await context.run_text(_encode, context, wanted, size_bytes=size_bytes)
         generation = Generation(
             context, [Prompt(token_ids, None)], params, priority=wanted.priority, cache_salt=wanted.cache_salt
         )
