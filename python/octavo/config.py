@@ -86,7 +86,7 @@ class SchedulerConfig:
         None, "Most sequences in a step; default 64 on CPU, 256 on CUDA.", low=1, high=8192
     )
     max_num_batched_tokens: int | None = option(
-        None, "Most tokens in a step (prompts are cut into chunks); default 2048 on CPU, 8192 on CUDA.", low=1
+        None, "Most tokens in a step (prompts are cut into chunks); default 512 on CPU, 8192 on CUDA.", low=1
     )
     long_prefill_token_threshold: int = option(
         0, "Most tokens of one prompt in a step while others decode; 0: no limit but the budget.", low=0

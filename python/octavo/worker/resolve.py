@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo.models.config import NormalConfig
 
 DEFAULTS = {
-    "cpu": {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "overlap_depth": 1},
+    "cpu": {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 512, "overlap_depth": 1},
     "cuda": {"block_size": 64, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "overlap_depth": 2},
 }
 BACKENDS = {"cpu": "cpu", "cuda": "triton"}
