@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from octavo._core import Core
 from octavo.config import EngineConfig, SchedulerConfig
 from octavo.engine.loop import EngineLoop, answer_calls, crash_report
+from octavo.engine.process import run_until_stopped
 from octavo.worker.base import Runner
 
 
@@ -59,6 +63,7 @@ class ScriptedRunner:
     def __init__(self, depth: int) -> None:
         self.config = EngineConfig(scheduler=SchedulerConfig(overlap_depth=depth))
         self.log: list[str] = []
+        self.chores: Iterator[str] = iter(())
 
     def launch(self, plan: Plan) -> None:
         self.log.append(f"launch {plan.step_id}")
@@ -138,3 +143,27 @@ def test_a_crash_report_ends_with_what_happened() -> None:
     lines = report.splitlines()
     assert lines[0] == "state of the core"
     assert lines[-1] == "octavo: the engine broke: RuntimeError: block 3 is free twice"
+
+
+def test_chores_are_done_while_idle_one_at_a_time_and_never_instead_of_work() -> None:
+    core = ScriptedCore([0, 1, 0, 0, 0])
+    loop, runner = make_loop(1, core)
+    stopped = threading.Event()
+
+    def chores() -> Iterator[str]:
+        for name in ("first", "second"):
+            runner.log.append(name)
+            yield name
+
+    def wait(timeout_s: float) -> bool:
+        stopped.set()
+        return False
+
+    runner.chores = chores()
+    core.wait = wait  # type: ignore[attr-defined]
+    try:
+        run_until_stopped(loop, stopped)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert runner.log == ["first", "launch 2", "sample 2", "result 2", "second"]

@@ -68,12 +68,24 @@ def test_state_follows_the_tokens() -> None:
 )
 def test_plans_say_what_can_be_captured(params: dict[str, Any], can_be_captured: bool) -> None:
     sampler = make_fused()
-    rows = [Row(2, params), Row(3, params), Row(4, params | {"presence_penalty": 0.5, "temperature": 0.7})]
+    rows = [Row(2, params), Row(3, params), Row(4, params | {"logprobs": 5, "temperature": 0.7})]
     admit(sampler, rows)
     slots = rows_of(rows).host_slots
     assert (sampler.plan(slots[:1]).capture_key is not None) == can_be_captured
     assert sampler.plan(slots[:1]) == sampler.plan(slots[1:2])
     assert sampler.plan(slots) != sampler.plan(slots[:1])
+
+
+def test_plans_are_equal_where_the_kernels_do_the_same() -> None:
+    sampler = make_fused()
+    rows = [Row(i, {"seed": i, **params}) for i, params in enumerate(({}, {"temperature": 0.7}, {"temperature": 0.0}))]
+    limited = [Row(3, {"seed": 3, "top_p": 0.5}), Row(4, {"seed": 4, "min_p": 0.1, "top_k": 3})]
+    admit(sampler, rows + limited)
+    slots = rows_of(rows + limited).host_slots
+    greedy, draws, limits = sampler.usual_plans()
+    assert sampler.plan(slots[2:3]) == greedy
+    assert sampler.plan(slots[:2]) == sampler.plan(slots[:3]) == draws
+    assert sampler.plan(slots[3:4]) == sampler.plan(slots[4:]) == sampler.plan(slots) == limits
 
 
 def test_plans_follow_tables_that_move() -> None:

@@ -146,6 +146,15 @@ def test_graphs_are_chosen_by_rows_and_context() -> None:
     assert long.size_for(1) is None
 
 
+def test_missing_graphs_are_named_once_short_contexts_and_few_rows_first() -> None:
+    graphs = PaddedOnly([1, 4, 8])
+    named = []
+    for size, bound in graphs.missing():
+        named.append((size, bound))
+        graphs.run(8, bound, lambda: torch.empty(0))  # another step captures the largest meanwhile
+    assert named == [(1, 256), (4, 256)]
+
+
 @pytest.mark.parametrize("chunks", [[11], [4, 5, 2], [1] * 11])
 def test_prompt_logprobs_do_not_depend_on_chunks(make_runner: Make, reference: Any, chunks: list[int]) -> None:
     runner = make_runner()

@@ -65,7 +65,7 @@ class ControlSocket:
 
 
 def run_until_stopped(loop: EngineLoop, stopped: threading.Event) -> None:
-    """Step while there is work, sleep in Rust while there is none.
+    """Step while there is work; while there is none, do the runner's chores, then sleep in Rust.
 
     The cyclic collector never runs under a request: what was loaded is frozen, and a collection happens when the engine
     falls idle.
@@ -74,7 +74,7 @@ def run_until_stopped(loop: EngineLoop, stopped: threading.Event) -> None:
     gc.freeze()
     gc.disable()
     while not stopped.is_set():
-        if not loop.step():
+        if not loop.step() and next(loop.runner.chores, None) is None:
             gc.collect()
             loop.core.wait(IDLE_WAIT_S)
 

@@ -121,8 +121,23 @@ class Sampler:
         """What sampling these slots takes."""
         used = int(np.bitwise_or.reduce(self._used[host_slots]))
         keys = tuple(feature.capture_key(host_slots) for i, feature in enumerate(self._adjusters) if used >> i & 1)
-        fixed = self._fused is not None and None not in keys
-        return SamplePlan(used, int(self._num_logprobs[host_slots].max()), keys if fixed else None)
+        num_logprobs = int(self._num_logprobs[host_slots].max())
+        if self._fused is None or None in keys:
+            return SamplePlan(used, num_logprobs, None)
+        return SamplePlan(self._as_kernels_see(used), num_logprobs, keys)
+
+    def _as_kernels_see(self, used: int) -> int:
+        """The mask, without what makes no difference to the kernels: one bit for all limits, RANDOM for any draw."""
+        first = len(self._adjusters)
+        limits = 1 << first + 1 if (used & FEATURES) >> first + 1 else 0
+        return used & ((1 << first) - 1 | RANDOM) | limits
+
+    def usual_plans(self) -> list[SamplePlan]:
+        """What most batches ask for: greedy, draws, draws from limited tokens. Empty where nothing is captured."""
+        if self._fused is None:
+            return []
+        limits = 1 << len(self._adjusters) + 1
+        return [SamplePlan(used, -1, ()) for used in (0, RANDOM, RANDOM | limits)]
 
     def sample(self, logits_sv: Tensor, rows: SampledRows, plan: SamplePlan, target: TokenTarget) -> Sampled:
         """Choose one token a row, by a plan for these rows or for more; it goes where `target` says, too. `logits_sv`

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +25,8 @@ class Runner(Protocol):
     config: EngineConfig
     """As given, with every value resolved that depends on the model or the device."""
     facts: ModelFacts
+    chores: Iterator[str]
+    """What makes later steps quicker and can be done while the engine is idle, one piece (named) at a time."""
 
     def attach(self, core: Core) -> None:
         """Allocate arenas by the core's layouts and register them. Once, before the first launch."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ class FakeRunner:
         self._key_of_slot = np.zeros(self._limits.max_num_seqs + 1, dtype=np.uint64)
         self._ready_s = [0.0] * (self._limits.overlap_depth + 1)
         self._newest_ready_s = 0.0
+        self.chores: Iterator[str] = iter(())
         self.facts = model_facts(
             resolved,
             num_blocks=self.num_blocks,

@@ -3,13 +3,13 @@ larger one, padded with rows of the null slot. The bound on the context lets att
 graphs of what follows, from the hidden states to the tokens, one for each row count and way of sampling.
 
 A graph is run once as usual (kernels compile, libraries allocate), then captured; the largest at start, the others when
-a step first needs them. All share one memory pool: they run one after another, in one stream.
+the engine is idle or a step first needs them. All share one memory pool: they run one after another, in one stream.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -44,6 +44,13 @@ class DecodeGraphs:
     def has(self, size: int, bound: int) -> bool:
         """Whether `run` will replay a graph."""
         return (size, bound) in self._graphs
+
+    def missing(self) -> Iterator[tuple[int, int]]:
+        """(size, bound) of the graphs that are not captured yet: short contexts first, then few rows first."""
+        for bound in self._bounds:
+            for size in self._sizes:
+                if not self.has(size, bound):
+                    yield size, bound
 
     def run(self, size: int, bound: int, forward: Callable[[], Tensor]) -> Tensor:
         """Run a graph; the tensor that `forward` returned when it was captured, refilled.

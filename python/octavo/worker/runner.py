@@ -9,7 +9,7 @@ Shape suffixes: t tokens, s sampled rows, m model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -139,6 +139,7 @@ class TorchRunner:
         core.register(
             [array.data for array in self._arenas.host_arrays], [array.data for array in self._outputs.host_arrays]
         )
+        self.chores = self._capture_ahead()
         if self._device.type == "cuda":
             with memory_errors(self.config):
                 self._warm_up()
@@ -158,6 +159,25 @@ class TorchRunner:
         self._sampler.warm_up()
         torch.cuda.synchronize()
         self._progress("graphs", 1.0)
+
+    def _capture_ahead(self) -> Iterator[str]:
+        """Capture the graphs that the start left out, over rows of the null slot, and the usual ways of sampling."""
+        for size, bound in self._graphs.missing():
+            self._capture_step(size, bound)
+            yield f"graph of {size} rows, context {bound}"
+
+    @torch.inference_mode()
+    def _capture_step(self, size: int, bound: int) -> None:
+        self._arenas.fill_null_rows(0, size, 1)
+        arena = self._arenas.upload(0)
+        self._decode(arena, size, bound)  # captures it; the next call replays it, and its tensors stay where they are
+        hidden_tm, arrays = self._decode(arena, size, bound).hidden_tm, self._arenas.arrays(arena, size, size)
+        null_slots = np.full(size, self._slots.null_slot, dtype=np.int32)
+        after_mixed = self._fixed_rows.fill(hidden_tm, arrays, size, size)
+        for work in self._sampler.usual_plans():
+            for hidden_sm, rows in ((hidden_tm[:size], arrays), after_mixed):
+                self._sample_by_graph(size, hidden_sm, rows, 0, null_slots, work)
+        torch.cuda.synchronize()
 
     def _compile_mixed_steps(self) -> None:
         """Compile the kernels of steps without a graph, so that no request waits for a compiler: what is chosen depends
@@ -246,22 +266,25 @@ class TorchRunner:
         work = self._sampler.plan(host_slots)
         size, size_after = launched.graph_rows, self._graphs.size_for(count)
         if size and count == plan.num_rows and work.capture_key is not None:
-            self._graphs.run_sampling(
-                (size, hidden_tm.data_ptr(), work),
-                lambda: self._choose_tokens(plan.arena, hidden_tm[:size], arrays, host_slots, work),
-            )
+            self._sample_by_graph(size, hidden_tm[:size], arrays, plan.arena, host_slots, work)
         elif size_after is not None and plan.num_rows != plan.num_decode_rows and work.capture_key is not None:
             hidden_sm, fixed = self._fixed_rows.fill(hidden_tm, arrays, count, size_after)
-            self._graphs.run_sampling(
-                (size_after, hidden_sm.data_ptr(), work),
-                lambda: self._choose_tokens(plan.arena, hidden_sm, fixed, host_slots, work),
-            )
+            self._sample_by_graph(size_after, hidden_sm, fixed, plan.arena, host_slots, work)
         elif plan.num_rows == plan.num_decode_rows:
             self._choose_tokens(plan.arena, hidden_tm[:count], arrays, host_slots, work)
         else:
             last_s = arrays.query_start_r[1 : count + 1].long() - 1
             self._choose_tokens(plan.arena, hidden_tm[last_s], arrays, host_slots, work)
         self._outputs.download(plan.arena, needs_logprobs=plan.needs_logprobs)
+
+    def _sample_by_graph(
+        self, size: int, hidden_sm: Tensor, arrays: StepArrays, arena: int, host_slots: IntArray, work: SamplePlan
+    ) -> None:
+        """`_choose_tokens` of `size` rows, padding included, whose tensors stay where they are."""
+        self._graphs.run_sampling(
+            (size, hidden_sm.data_ptr(), work),
+            lambda: self._choose_tokens(arena, hidden_sm, arrays, host_slots, work),
+        )
 
     def _choose_tokens(
         self, arena: int, hidden_sm: Tensor, arrays: StepArrays, host_slots: IntArray, work: SamplePlan
