@@ -1,6 +1,6 @@
 """The `octavo` command: flags are the config tree's options, errors are one line, and torch is not imported for either.
 
-Not here: what an option means (config.py), serving (server/app.py) and planning (worker/memory.py).
+Not here: what an option means (config.py), serving (server/service.py) and planning (worker/memory.py).
 """
 
 from __future__ import annotations
@@ -144,10 +144,9 @@ def split_configs(values: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
 
 
 def serve(values: dict[str, Any]) -> int:
-    from octavo.server.app import run
+    from octavo.server.service import run
 
-    code: int = run(*split_configs(values))
-    return code
+    return run(*split_configs(values))
 
 
 def plan(values: dict[str, Any]) -> int:

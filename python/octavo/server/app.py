@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import ServerConfig
 from octavo.errors import OctavoError
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, handle_error, handle_router_error
@@ -43,10 +43,3 @@ def make_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     )
     app.state.context = context
     return app
-
-
-def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Load the model and serve it until a signal; the exit code."""
-    from octavo.server.service import run as run_service
-
-    return run_service(engine_config, server_config)
