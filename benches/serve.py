@@ -5,7 +5,8 @@ queue. The client is one asyncio protocol a request that looks at as few bytes a
 share a small machine. Examples:
 
     python benches/serve.py --url http://127.0.0.1:8000 --num-requests 200 --rate 4 --input-len 512 --output-len 128
-    python benches/serve.py --spawn "MODEL --runner fake --fake-step-ms 5" --concurrency 256 --output-len 200
+    python benches/serve.py --shape llama-3.1-8b --spawn "--runner fake --fake-step-ms 12 --max-num-seqs 256" \\
+        --num-requests 256 --input-len 16 --output-len 400
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
+
+from offline import SHAPES, write_shape
 
 PERCENTILES = (50, 90, 95, 99)
 WORDS = ("sea", "old", "book", "eight", "leaves", "sheet", "paper", "ink", "stone", "light", "wind", "bread", "house")
@@ -279,9 +283,9 @@ def get(url: str, api_key: str | None) -> Any:
 class Spawned:
     """`octavo serve` as a child of the bench, ready on entry."""
 
-    def __init__(self, arguments: str, port: int, timeout_s: float) -> None:
+    def __init__(self, arguments: list[str], port: int, timeout_s: float) -> None:
         code = "import sys; from octavo.cli import main; sys.exit(main())"
-        command = [sys.executable, "-c", code, "serve", *shlex.split(arguments), "--port", str(port)]
+        command = [sys.executable, "-c", code, "serve", *arguments, "--port", str(port)]
         self._process = subprocess.Popen(command)
         self._url = f"http://127.0.0.1:{port}"
         self._timeout_s = timeout_s
@@ -319,6 +323,7 @@ def parse_args() -> argparse.Namespace:
     target = parser.add_argument_group("server")
     target.add_argument("--url", default="http://127.0.0.1:8000")
     target.add_argument("--spawn", help="start `octavo serve` with these arguments and stop it at the end")
+    target.add_argument("--shape", choices=SHAPES, help="spawn it with random weights (and a tokenizer) of this shape")
     target.add_argument("--spawn-timeout", type=float, default=600.0, metavar="S")
     target.add_argument("--model", help="default: the first of /v1/models")
     target.add_argument("--api-key")
@@ -340,6 +345,8 @@ def parse_args() -> argparse.Namespace:
     output.add_argument("--json", type=Path, help="write the summary here")
     output.add_argument("--plot", type=Path, help="write distributions here (PNG; needs matplotlib)")
     args = parser.parse_args()
+    if args.shape and args.spawn is None:
+        parser.error("--shape is for a server that --spawn starts (--spawn '' adds no flags)")
     if args.endpoint == "chat":
         args.prompt_kind = "text"
     return args
@@ -363,20 +370,30 @@ def measure(args: argparse.Namespace, spawned: Spawned | None) -> None:
         plot(results, args.plot)
 
 
-def run(main: Any) -> Any:
+def run(load: Any) -> Any:
     """On uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(main)
+        return asyncio.run(load)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+        return runner.run(load)
+
+
+def main() -> None:
+    """Start a server if asked to, and measure."""
+    args = parse_args()
+    if args.spawn is None:
+        measure(args, None)
+        return
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
+        arguments = shlex.split(args.spawn)
+        if args.shape:
+            write_shape(args.shape, Path(folder))
+            arguments = [folder, "--load-format", "dummy", *arguments]
+        with Spawned(arguments, urlsplit(args.url).port or 8000, args.spawn_timeout) as server:
+            measure(args, server)
 
 
 if __name__ == "__main__":
-    parsed = parse_args()
-    if parsed.spawn is None:
-        measure(parsed, None)
-    else:
-        with Spawned(parsed.spawn, urlsplit(parsed.url).port or 8000, parsed.spawn_timeout) as server:
-            measure(parsed, server)
+    main()
