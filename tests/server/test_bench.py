@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -16,14 +17,11 @@ BENCH = Path(__file__).parents[2] / "benches" / "serve.py"
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_serve", BENCH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_serve"] = module
-    spec.loader.exec_module(module)
-    return module
+def bench() -> Iterator[ModuleType]:
+    """The bench as a module, found beside its siblings as when it is run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCH.parent))
+        yield importlib.import_module("serve")
 
 
 def test_percentiles(bench: ModuleType) -> None:
@@ -41,6 +39,12 @@ def test_latencies(bench: ModuleType) -> None:
     assert samples["itl"] == pytest.approx([100, 300])
     assert samples["tpot"] == pytest.approx([200])
     assert samples["e2e"] == pytest.approx([900])
+
+
+def test_a_shape_needs_a_server_to_start() -> None:
+    done = subprocess.run([sys.executable, str(BENCH), "--shape", "qwen3-0.6b"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--shape is for a server that --spawn starts" in done.stderr
 
 
 def test_run(model_folder: Path, tmp_path: Path, unused_tcp_port: int) -> None:
