@@ -1,4 +1,7 @@
-"""Errors as HTTP answers: one table from exception class to status and type, and the OpenAI error body."""
+"""Errors as HTTP answers: one table from exception class to status and type, and OpenAI's error body.
+
+Callers of the Messages API get Anthropic's body instead (anthropic/errors.py), whoever made the error.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from collections.abc import Mapping
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadError, RequestError
+from octavo.server.anthropic.errors import error_event, error_object, is_anthropic, status_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,27 +87,46 @@ def to_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server made a mistake; its log says more", kind="internal_error", code="internal_error")
 
 
-def error_body(error: ApiError) -> bytes:
-    """OpenAI's error object as JSON."""
+def message_of(error: ApiError) -> str:
+    """The error's text, cut where it is absurdly long."""
     message = str(error)
-    if len(message) > MAX_MESSAGE_CHARS:
-        message = message[:MAX_MESSAGE_CHARS] + "…"
-    inner = {"message": message, "type": error.kind, "param": error.param, "code": error.code}
-    return json.dumps({"error": inner}).encode()
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[:MAX_MESSAGE_CHARS] + "…"
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(error_body(error), error.status, headers=error.headers, media_type="application/json")
+def openai_object(error: ApiError) -> dict[str, object]:
+    """OpenAI's error object, the value of `error` in its bodies."""
+    return {"message": message_of(error), "type": error.kind, "param": error.param, "code": error.code}
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The whole answer, in the words of the API that the request speaks."""
+    if is_anthropic(scope):
+        body, status = error_object(error, message_of(error), _request_id(scope)), status_of(error)
+    else:
+        body, status = {"error": openai_object(error)}, error.status
+    return Response(json.dumps(body), status, headers=error.headers, media_type="application/json")
+
+
+def last_event(error: ApiError, scope: Scope) -> bytes:
+    """The event that ends a stream which failed after its first event."""
+    if is_anthropic(scope):
+        return error_event(error, message_of(error), _request_id(scope))
+    return b"data: " + json.dumps({"error": openai_object(error)}).encode() + b"\n\n"
+
+
+def _request_id(scope: Scope) -> str | None:
+    return scope.get("state", {}).get("request_id")  # type: ignore[no-any-return]
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for everything that a route raises."""
-    return error_response(to_api_error(error))
+    return error_response(to_api_error(error), request.scope)
 
 
 async def handle_router_error(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router, in OpenAI's shape."""
+    """404 and 405 of the router."""
     assert isinstance(error, HTTPException)
     kind, code, text = ROUTER.get(error.status_code, ("invalid_request_error", None, error.detail))
     message = text.format(method=request.method, path=request.url.path[:200]) if code else text
-    return error_response(ApiError(error.status_code, message, kind=kind, code=code, headers=error.headers))
+    api = ApiError(error.status_code, message, kind=kind, code=code, headers=error.headers)
+    return error_response(api, request.scope)

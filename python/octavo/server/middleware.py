@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.server.anthropic.errors import is_anthropic
 from octavo.server.errors import ApiError, error_response
 from octavo.server.metrics import ServerMetrics
 
@@ -51,26 +52,28 @@ class Gate:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
-        extra = (b"x-request-id", request_id.encode())
+        extra = [(b"x-request-id", request_id.encode())]
+        if is_anthropic(scope):
+            extra.append((b"request-id", request_id.encode()))
         label = path if path in self._paths else "other"
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), extra]
+                message["headers"] = [*message.get("headers", ()), *extra]
                 self._metrics.count_response(label, message["status"])
             await send(message)
 
         refusal = self._refusal(headers, path)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, answer)
+            await error_response(refusal, scope)(scope, receive, answer)
             return
         await self._app(scope, self._limited(receive), answer)
 
     def _refusal(self, headers: Headers, path: str) -> ApiError | None:
-        if self._key_hashes and path not in OPEN_PATHS and not self._knows(headers.get("authorization", "")):
+        if self._key_hashes and path not in OPEN_PATHS and not self._knows(headers):
             return ApiError(
                 401,
-                "wrong or missing API key: send the header 'Authorization: Bearer KEY'",
+                "wrong or missing API key: send the header 'Authorization: Bearer KEY' (or 'x-api-key: KEY')",
                 kind="authentication_error",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
@@ -80,12 +83,13 @@ class Gate:
             return self._too_large()
         return None
 
-    def _knows(self, authorization: str) -> bool:
+    def _knows(self, headers: Headers) -> bool:
         """Compares with every key in constant time."""
-        scheme, _, token = authorization.partition(" ")
-        given = _digest(token.strip().encode())
-        matches = [hmac.compare_digest(given, known) for known in self._key_hashes]
-        return scheme.lower() == "bearer" and any(matches)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = token if scheme.lower() == "bearer" else ""
+        given = [_digest(key.strip().encode()) for key in (bearer, headers.get("x-api-key", ""))]
+        matches = [hmac.compare_digest(key, known) for key in given for known in self._key_hashes]
+        return any(matches)
 
     def _too_large(self) -> ApiError:
         return ApiError(

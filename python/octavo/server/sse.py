@@ -13,7 +13,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.errors import error_body, to_api_error
+from octavo.server.errors import last_event, to_api_error
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class EventStream(Response):
     """Sends events as they come; `on_close` always runs at the end.
 
     An error before the first event is raised (and becomes an ordinary error answer); a later one is sent as a last
-    event in OpenAI's shape, and the stream ends without [DONE].
+    event in the shape of the request's API, and the stream ends without [DONE].
     """
 
     def __init__(self, events: AsyncIterator[str], on_close: Callable[[], None]) -> None:
@@ -65,13 +65,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._pump(send))
+            await while_connected(receive, self._pump(scope, send))
         except ClientGoneError:
             pass
         finally:
             self._on_close()
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
         first = await anext(self._events)
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         await send({"type": "http.response.body", "body": first.encode(), "more_body": True})
@@ -80,5 +80,5 @@ class EventStream(Response):
             async for events in self._events:
                 await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
         except Exception as error:
-            last = b"data: " + error_body(to_api_error(error)) + b"\n\n"
+            last = last_event(to_api_error(error), scope)
         await send({"type": "http.response.body", "body": last, "more_body": False})
