@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.sampling_params import SamplingParams
+from octavo.server.logprobs import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class TurnRequest:
         reasoning_effort: "none", "minimal", "low", "medium" or "high"; None leaves it to the template.
         thinking_budget: Most tokens of reasoning; None sets no bound of its own.
         include_reasoning: Report reasoning; else it is generated and left out.
-        template_options: Further names that the chat template sees.
+        template_options: Further names that the chat template sees, and keywords of `PromptEncoder.encode_chat`.
+        return_token_ids: Content deltas carry the generated ids.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -39,6 +41,7 @@ class TurnRequest:
     thinking_budget: int | None = None
     include_reasoning: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    return_token_ids: bool = False
     priority: int = 0
     cache_salt: str | None = None
 
@@ -60,10 +63,16 @@ class ReasoningDelta:
 
 @dataclass(slots=True)
 class ContentDelta:
-    """More of the answer's text; never empty unless it carries logprobs or ids."""
+    """More of the answer's text; never empty unless it carries logprobs or ids.
+
+    `rows` and `token_ids` are set when the request asked for them. They cover every generated token in order, those of
+    reasoning and calls too, whose text comes in other events.
+    """
 
     choice: int
     text: str
+    rows: Sequence[Row] | None = None
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -115,3 +124,5 @@ class TurnMessage:
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str = ""
     stop_reason: int | str | None = None
+    rows: list[Row] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
