@@ -134,9 +134,9 @@ def byte_alphabet() -> Iterator[str]:
         yield chr(byte) if byte in printable else next(spare)
 
 
-def write_shape(name: str, folder: Path) -> None:
+def write_shape(name: str, folder: Path, num_layers: int | None = None) -> None:
     """config.json of a shape, and a byte-level tokenizer of its vocabulary (made-up words; no merges)."""
-    shape = SHAPES[name]
+    shape = SHAPES[name] | ({} if num_layers is None else {"num_hidden_layers": num_layers})
     (folder / "config.json").write_text(json.dumps(shape | {"torch_dtype": "bfloat16"}))
     letters = list(byte_alphabet())
     vocab = {letter: i for i, letter in enumerate(letters)}

@@ -318,7 +318,8 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line's arguments, or those given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     target = parser.add_argument_group("server")
     target.add_argument("--url", default="http://127.0.0.1:8000")
@@ -344,7 +345,7 @@ def parse_args() -> argparse.Namespace:
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, help="write the summary here")
     output.add_argument("--plot", type=Path, help="write distributions here (PNG; needs matplotlib)")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.shape and args.spawn is None:
         parser.error("--shape is for a server that --spawn starts (--spawn '' adds no flags)")
     if args.endpoint == "chat":
@@ -352,8 +353,8 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def measure(args: argparse.Namespace, spawned: Spawned | None) -> None:
-    """Run the load and report."""
+def measure(args: argparse.Namespace, spawned: Spawned | None) -> dict[str, Any]:
+    """Run the load and report; the summary."""
     model = args.model or get(f"{args.url}/v1/models", args.api_key)["data"][0]["id"]
     requests = [make_request(args, prompt, model) for prompt in make_prompts(args)]
     before = spawned.cpu_s() if spawned else {}
@@ -368,6 +369,7 @@ def measure(args: argparse.Namespace, spawned: Spawned | None) -> None:
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
     if args.plot:
         plot(results, args.plot)
+    return summary
 
 
 def run(load: Any) -> Any:

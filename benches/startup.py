@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="engine options, such as max_model_len=4096")
     args = parser.parse_args()
-    options: dict[str, Any] = {name: _value(text) for name, text in (o.split("=", 1) for o in args.options)}
+    options: dict[str, Any] = {name: value_of(text) for name, text in (o.split("=", 1) for o in args.options)}
     with tempfile.TemporaryDirectory(prefix="octavo-startup-") as folder:
         if args.shape:
             write_shape(args.shape, Path(folder))
@@ -133,7 +133,8 @@ def main() -> int:
     return 0
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """A value of the command line: JSON, or text."""
     try:
         return json.loads(text)
     except ValueError:
