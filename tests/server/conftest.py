@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_engine import FakeLLM
+from scripted import Scripted
 from starlette.applications import Starlette
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Builder
@@ -66,3 +67,8 @@ async def client(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as made:
         yield made
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    return Scripted(monkeypatch)

@@ -28,6 +28,7 @@ class TurnRequest:
         reasoning_effort: "none", "minimal", "low", "medium" or "high"; None leaves it to the template.
         thinking_budget: Most tokens of reasoning; None sets no bound of its own.
         include_reasoning: Report reasoning; else it is generated and left out.
+        fit_context: Cut `params.max_tokens` to what the prompt leaves of the context, instead of refusing it.
         template_options: Further names that the chat template sees, and keywords of `PromptEncoder.encode_chat`.
         return_token_ids: Content deltas carry the generated ids.
     """
@@ -40,6 +41,7 @@ class TurnRequest:
     reasoning_effort: str | None = None
     thinking_budget: int | None = None
     include_reasoning: bool = True
+    fit_context: bool = False
     template_options: Mapping[str, Any] = field(default_factory=dict)
     return_token_ids: bool = False
     priority: int = 0

@@ -7,6 +7,7 @@ text (reasoning/, tools/), and how events are written (routes).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.server.chunks import Piece, merge
@@ -55,8 +56,8 @@ class Turn:
             RequestError: The messages, the tools or the parameters don't fit the model; nothing was submitted.
             UnavailableError: The server drains.
         """
-        token_ids = await context.run_text(_encode, context, request, size_bytes=size_bytes)
-        return cls(context, request, token_ids)
+        token_ids = await prompt_token_ids(context, request, size_bytes=size_bytes)
+        return cls(context, _fitted(request, context.facts.max_model_len - len(token_ids)), token_ids)
 
     @property
     def num_choices(self) -> int:
@@ -91,6 +92,19 @@ class Turn:
     def close(self) -> None:
         """Abort what still runs."""
         self.generation.close()
+
+
+async def prompt_token_ids(context: ServerContext, request: TurnRequest, *, size_bytes: int) -> list[int]:
+    """The prompt that a turn would submit. `RequestError` when the messages or the tools don't fit the model."""
+    return await context.run_text(_encode, context, request, size_bytes=size_bytes)
+
+
+def _fitted(request: TurnRequest, room: int) -> TurnRequest:
+    """With `fit_context`, no more new tokens than there is room for."""
+    params = request.params
+    if request.fit_context and params.max_tokens is not None and max(params.min_tokens, 1) <= room < params.max_tokens:
+        return replace(request, params=replace(params, max_tokens=room))
+    return request
 
 
 def _encode(context: ServerContext, request: TurnRequest) -> list[int]:
