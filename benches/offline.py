@@ -12,6 +12,7 @@ otherwise. What is measured is the wall time of `LLM.generate`, from ids to fini
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import random
@@ -23,6 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from step_trace import Trace, summary, write
 
 from octavo.cli import Command, Parser, command_parser, read_values
 from octavo.config import ENGINE_SECTIONS, changed, make_engine_config
@@ -243,6 +246,20 @@ class Bench:
         elapsed = self.best(partial(self.run_fresh, number, num_in, params))
         return self.rates("sampled", elapsed, number * num_in, number * num_out)
 
+    def arrivals(self) -> dict[str, float]:
+        """`--num-prompts` (100) requests by a clock (Poisson, `--rate` a second), 1024 -> 128, as a server sees them
+        but without one: milliseconds to the first token and between tokens."""
+        number = self.options.num_prompts or 100
+        num_in, num_out = self.options.num_in or 1024, self.options.num_out or 128
+        heard = run_arrivals(self.llm, self.prompts(number, num_in), greedy(num_out), self.options.rate)
+        firsts = [1e3 * (one.times_s[0] - one.due_s) for one in heard]
+        gaps = [1e3 * (b - a) for one in heard for a, b in itertools.pairwise(one.times_s)]
+        found = {
+            f"{name}_p{p}_ms": at(values, p) for name, values in (("ttft", firsts), ("itl", gaps)) for p in (50, 99)
+        }
+        show(f"arrivals {self.options.rate:g}/s: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found.items()))
+        return found
+
     def best(self, once: Callable[[], float]) -> float:
         return min(once() for _ in range(self.options.repeat))
 
@@ -265,7 +282,50 @@ WORKLOADS: dict[str, Callable[[Bench], Any]] = {
     "prefill": Bench.prefill,
     "prefix": Bench.shared_prefix,
     "sampled": Bench.sampled,
+    "arrivals": Bench.arrivals,
 }
+
+
+class Heard:
+    """Takes a request's deltas, and notes when its tokens came."""
+
+    def __init__(self, due_s: float) -> None:
+        self.due_s = due_s
+        self.times_s: list[float] = []
+
+    def push(self, delta: Any) -> None:
+        self.times_s += [time.perf_counter()] * len(delta.token_ids)
+
+    def finish(self, error: OctavoError | None) -> None:
+        assert error is None, error
+
+
+def run_arrivals(llm: Any, prompts: list[list[int]], params: SamplingParams, rate: float) -> list[Heard]:
+    """Hand requests to the engine of `llm` when their time comes, and step it, as its process does for a server."""
+    rng = random.Random(3)
+    requests = [llm._factory.prepare(prompt, params) for prompt in prompts]
+    heard: list[Heard] = []
+    due_s = time.perf_counter()
+    while len(heard) < len(requests) or llm._router:
+        now_s = time.perf_counter()
+        if len(heard) < len(requests) and now_s >= due_s:
+            heard.append(Heard(due_s))
+            llm._router.submit(requests[len(heard) - 1], heard[-1])
+            due_s += rng.expovariate(rate)
+        elif llm._router or llm._loop.core.has_work():
+            llm._step()
+            for body in llm._loop.core.take_frames():
+                llm._router.feed(body)
+        else:
+            next(llm._loop.runner.chores, None)
+    llm._settle()
+    return heard
+
+
+def at(values: list[float], percent: float) -> float:
+    """The value that `percent` % of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def greedy(num_out: int) -> SamplingParams:
@@ -304,8 +364,23 @@ def make_parser() -> Parser:
     group.add_argument("--num-in", type=int, help="prompt tokens, instead of the workload's own number")
     group.add_argument("--num-out", type=int, help="output tokens, instead of the workload's own number")
     group.add_argument("--repeat", type=int, default=2, help="runs, of which the best counts (default: %(default)s)")
+    group.add_argument("--rate", type=float, default=10.0, help="requests a second of arrivals (default: %(default)s)")
+    group.add_argument("--trace", type=Path, help="trace every step: a table to stderr, the steps to FILE.WORKLOAD")
     group.add_argument("--json", type=Path, help="write the result here instead of to stdout")
     return parser
+
+
+def run_workload(bench: Bench, name: str, trace_file: Path | None) -> Any:
+    """One workload, traced if asked to."""
+    if trace_file is None:
+        return WORKLOADS[name](bench)
+    trace = Trace(bench.llm._loop)
+    try:
+        return WORKLOADS[name](bench)
+    finally:
+        steps = trace.end()
+        show(f"-- trace of {name}\n{summary(steps)}")
+        write(steps, trace_file.with_name(f"{trace_file.name}.{name}"))
 
 
 def run(arguments: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]:
@@ -318,7 +393,7 @@ def run(arguments: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]
         bench = Bench(llm, arguments)
         first_s = bench.seconds(bench.prompts(1, 16), greedy(1))
         show(f"ready in {start_s:.1f} s, first token {first_s:.2f} s later")
-        results = {name: WORKLOADS[name](bench) for name in arguments.workloads}
+        results = {name: run_workload(bench, name, arguments.trace) for name in arguments.workloads}
         return {
             "machine": machine(llm.facts.device),
             "model": arguments.shape or values["model"],
