@@ -12,7 +12,7 @@ use crate::element::{Bf16, Dtype, Element, F16};
 use crate::error::KernelError;
 use crate::isa::Isa;
 use crate::plan::{Item, Plan, Row};
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 use crate::scratch::{Floats, MAX_ROWS, Scratch, with_scratch};
 use crate::simd::{Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
@@ -292,7 +292,8 @@ fn select<E: Element>(isa: Isa) -> Run {
 /// Threads and buffers of the process; calls take turns.
 #[derive(Default)]
 struct Engine {
-    pool: Pool,
+    /// Made when a call first asks for as many threads.
+    pool: Option<ThreadPool>,
     plan: Plan,
     partials: Floats,
     remaining: Vec<AtomicUsize>,
@@ -361,7 +362,11 @@ impl Engine {
         call.clear_unused();
         let next = AtomicUsize::new(0);
         let num_threads = args.num_threads.min(plan.items.len());
-        self.pool.run(num_threads, &|| {
+        let pool = match self.pool.take() {
+            Some(pool) if pool.num_threads() >= num_threads => pool,
+            _ => ThreadPool::new(num_threads),
+        };
+        self.pool.insert(pool).run_on(num_threads, &|_| {
             let call = &call;
             with_scratch(|scratch| {
                 while let Some(item) = call.plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {

@@ -21,6 +21,22 @@ pub enum KernelError {
     },
     #[error("{name} must be finite, not {value}")]
     NotFinite { name: &'static str, value: String },
+    #[error(
+        "unknown weight format {0:?}: F32, BF16, F16, INT8, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K are known"
+    )]
+    Format(String),
+    #[error("{format} stores blocks of {block} columns, and {k} columns are no multiple")]
+    Columns {
+        format: &'static str,
+        k: usize,
+        block: usize,
+    },
+    #[error("{name} holds {given} bytes, but {wanted} are needed")]
+    Length {
+        name: &'static str,
+        given: usize,
+        wanted: usize,
+    },
     #[error("unknown dtype {0:?}: float32, bfloat16 and float16 are known")]
     Dtype(String),
     #[error(

@@ -9,21 +9,33 @@
 // Small matrices of registers are indexed by row and column.
 #![allow(clippy::needless_range_loop)]
 
+pub mod activations;
+mod affinity;
 pub mod attention;
 mod checks;
 pub mod element;
 pub mod error;
+mod formats;
 pub mod isa;
 pub mod kv_write;
+mod lines;
+pub mod matrix;
 mod narrow;
 mod plan;
-mod pool;
+pub mod pool;
 mod scratch;
+pub mod shared;
+mod signal;
 mod simd;
 mod wide;
 
+pub use activations::Activations;
 pub use attention::{AttentionArgs, paged_attention};
 pub use element::Dtype;
 pub use error::KernelError;
 pub use isa::Isa;
 pub use kv_write::{WriteArgs, write_kv};
+pub use matrix::format::Format;
+pub use matrix::{Input, Matrix, Output};
+pub use pool::{Team, ThreadPool};
+pub use shared::Shared;

@@ -1,172 +1,352 @@
-//! A few threads that sleep until there is a job, then run one function each. Not a work queue: jobs share their work
-//! through an atomic counter of their own.
+//! Threads that run one parallel region at a time, and the team that a region's function sees: its index, barriers,
+//! its share of the work. Not a work queue.
+//!
+//! A whole decoder step is meant to be one region with barriers inside. Whoever waits spins for a moment first (the
+//! others are then about to arrive), then sleeps; an idle pool uses no processor time.
 
 use std::any::Any;
+use std::cell::Cell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 
-type Job = &'static (dyn Fn() + Sync);
+use crate::signal::Signal;
 
-/// What workers and the caller share.
-#[derive(Default)]
-struct State {
-    /// Raised by one for every job.
+type Job = &'static (dyn Fn(&Team<'_>) + Sync);
+
+/// The region that runs, as workers read it.
+#[derive(Clone, Copy)]
+struct Region {
+    /// Value of `start` from which it runs.
     epoch: u64,
+    /// None: stop.
     job: Option<Job>,
-    /// Workers that still have to start this epoch's job.
-    wanted: usize,
-    /// Workers that have started and not finished.
-    running: usize,
-    panic: Option<Box<dyn Any + Send>>,
+    num_threads: usize,
 }
 
+struct Crew {
+    /// Read by workers after `start` moved.
+    region: Mutex<Region>,
+    start: Signal,
+    /// Workers of the region that are not through.
+    running: AtomicUsize,
+    finished: Signal,
+    meeting: Meeting,
+    /// The first panic of a region.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Where the threads of a region wait for each other.
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    start: Condvar,
-    done: Condvar,
+struct Meeting {
+    arrived: AtomicUsize,
+    released: Signal,
+    /// A thread of the region panicked and will not arrive.
+    broken: AtomicBool,
 }
 
-impl Shared {
-    /// No code runs under the lock that can leave the state broken, so a poisoned lock is as good as any.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn work(&self) {
-        let mut seen = 0;
-        let mut state = self.lock();
-        loop {
-            if state.epoch == seen || state.wanted == 0 {
-                seen = state.epoch;
-                state = self
-                    .start
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            seen = state.epoch;
-            state.wanted -= 1;
-            state.running += 1;
-            let job = state.job;
-            drop(state);
-            let result = job.map_or(Ok(()), |job| catch_unwind(AssertUnwindSafe(job)));
-            state = self.lock();
-            state.running -= 1;
-            if let Err(panic) = result {
-                state.panic = Some(panic);
-            }
-            if state.running == 0 && state.wanted == 0 {
-                self.done.notify_one();
-            }
-        }
-    }
-}
-
-/// Threads that live as long as the process. Callers take turns: `run` needs `&mut`.
-#[derive(Default)]
-pub struct Pool {
-    shared: Arc<Shared>,
-    num_workers: usize,
-}
-
-impl Pool {
-    /// Run `f` on the calling thread and on up to `num_threads - 1` others, and return when all are done.
-    ///
-    /// `f` must share out its work itself, and must do all of it if it runs once: workers that could not be spawned are
-    /// gone without, and the caller takes back the calls that no worker has started when it is through.
-    pub fn run(&mut self, num_threads: usize, f: &(dyn Fn() + Sync)) {
-        let wanted = self.grow(num_threads.saturating_sub(1));
-        if wanted == 0 {
-            return f();
-        }
-        // SAFETY: only the lifetime changes; this function does not return before all workers are done with `f` and the
-        // reference is forgotten.
-        let job: Job = unsafe { std::mem::transmute::<&(dyn Fn() + Sync), Job>(f) };
-        {
-            let mut state = self.shared.lock();
-            state.epoch += 1;
-            state.job = Some(job);
-            state.wanted = wanted;
-        }
-        if wanted == 1 && self.num_workers == 1 {
-            self.shared.start.notify_one();
+impl Meeting {
+    fn wait(&self, num_threads: usize) {
+        let seen = self.released.value();
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == num_threads {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.released.advance();
         } else {
-            self.shared.start.notify_all();
+            self.released.wait_beyond(seen);
         }
-        let own = catch_unwind(AssertUnwindSafe(f));
-        let panic = {
-            let mut state = self.shared.lock();
-            state.wanted = 0;
-            while state.running > 0 {
-                state = self
-                    .shared
-                    .done
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            state.job = None;
-            state.panic.take()
+        assert!(
+            !self.broken.load(Ordering::Acquire),
+            "another thread of the team panicked"
+        );
+    }
+
+    fn break_up(&self) {
+        self.broken.store(true, Ordering::Release);
+        self.released.advance();
+    }
+
+    /// For a new region; nobody waits.
+    fn reset(&self) {
+        self.arrived.store(0, Ordering::Relaxed);
+        self.broken.store(false, Ordering::Relaxed);
+    }
+}
+
+/// What a thread of a region knows of the others.
+pub struct Team<'a> {
+    index: usize,
+    num_threads: usize,
+    meeting: Option<&'a Meeting>,
+    /// Not for other threads.
+    _here: std::marker::PhantomData<Cell<()>>,
+}
+
+impl Team<'_> {
+    /// A team of one: kernels run whole on the calling thread.
+    pub fn solo() -> Team<'static> {
+        Team {
+            index: 0,
+            num_threads: 1,
+            meeting: None,
+            _here: std::marker::PhantomData,
+        }
+    }
+
+    /// 0 is the thread that called `run`.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    pub fn num_threads(&self) -> usize {
+        self.num_threads
+    }
+
+    /// Wait until every thread of the team is here; what they wrote before is visible after.
+    ///
+    /// # Panics
+    /// When another thread of the team has panicked.
+    pub fn barrier(&self) {
+        if let Some(meeting) = self.meeting
+            && self.num_threads > 1
+        {
+            meeting.wait(self.num_threads);
+        }
+    }
+
+    /// This thread's part of `0..total`, cut at multiples of `unit`; the parts of all threads cover it once.
+    pub fn share(&self, total: usize, unit: usize) -> Range<usize> {
+        share(total, unit, self.index, self.num_threads)
+    }
+}
+
+/// Part `index` of `parts` of `0..total`, cut at multiples of `unit`.
+pub fn share(total: usize, unit: usize, index: usize, parts: usize) -> Range<usize> {
+    let units = total.div_ceil(unit);
+    let at = |i: usize| (units * i / parts * unit).min(total);
+    at(index)..at(index + 1)
+}
+
+/// Threads that live as long as the pool.
+pub struct ThreadPool {
+    crew: Arc<Crew>,
+    workers: Vec<JoinHandle<()>>,
+    /// Callers take turns.
+    turn: Mutex<()>,
+}
+
+impl ThreadPool {
+    /// A pool of `num_threads` threads, of which the one that calls `run` is one. Threads that the system refuses are
+    /// gone without.
+    pub fn new(num_threads: usize) -> ThreadPool {
+        ThreadPool::with(num_threads, |_| ())
+    }
+
+    /// The same, worker i pinned to `cpus[i]` where the system can; the caller's thread (number 0) is left alone.
+    pub fn pinned(cpus: Vec<usize>) -> ThreadPool {
+        ThreadPool::with(cpus.len(), move |index| {
+            crate::affinity::pin_thread(cpus[index]);
+        })
+    }
+
+    fn with(num_threads: usize, begin: impl Fn(usize) + Clone + Send + 'static) -> ThreadPool {
+        let crew = Arc::new(Crew {
+            region: Mutex::new(Region {
+                epoch: 0,
+                job: None,
+                num_threads: 0,
+            }),
+            start: Signal::default(),
+            running: AtomicUsize::new(0),
+            finished: Signal::default(),
+            meeting: Meeting::default(),
+            panic: Mutex::new(None),
+        });
+        let spawn = |index: usize| {
+            let (crew, begin) = (Arc::clone(&crew), begin.clone());
+            thread::Builder::new()
+                .name(format!("octavo-cpu-{index}"))
+                .spawn(move || {
+                    begin(index);
+                    crew.work(index);
+                })
         };
-        if let Some(panic) = own.err().or(panic) {
+        let workers = (1..num_threads).map_while(|i| spawn(i).ok()).collect();
+        ThreadPool {
+            crew,
+            workers,
+            turn: Mutex::new(()),
+        }
+    }
+
+    /// Threads of a region, the caller's included.
+    pub fn num_threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Run `f` once on every thread, and return when all are through.
+    ///
+    /// # Panics
+    /// With the panic of the first thread that panicked; the pool can be used on.
+    pub fn run(&self, f: &(dyn Fn(&Team<'_>) + Sync)) {
+        self.run_on(self.num_threads(), f);
+    }
+
+    /// The same on `num_threads` of the threads (at least one, at most all).
+    ///
+    /// # Panics
+    /// As `run`.
+    pub fn run_on(&self, num_threads: usize, f: &(dyn Fn(&Team<'_>) + Sync)) {
+        let num_threads = num_threads.clamp(1, self.num_threads());
+        if num_threads == 1 {
+            return f(&Team::solo());
+        }
+        let turn = lock(&self.turn);
+        let crew = &*self.crew;
+        crew.meeting.reset();
+        // SAFETY: only the lifetime changes; this function does not return before all threads of the region are through
+        // with `f`, and workers that are not of the region do not touch it.
+        let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(&Team<'_>) + Sync), Job>(f) };
+        let seen = crew.finished.value();
+        crew.running.store(num_threads - 1, Ordering::Relaxed);
+        *lock(&crew.region) = Region {
+            epoch: crew.start.value() + 1,
+            job: Some(job),
+            num_threads,
+        };
+        crew.start.advance();
+        crew.take_part(job, 0, num_threads);
+        while crew.running.load(Ordering::Acquire) > 0 {
+            crew.finished.wait_beyond(seen);
+        }
+        let panic = lock(&crew.panic).take();
+        drop(turn);
+        if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
+}
 
-    /// Have up to `count` workers; the number that there is.
-    fn grow(&mut self, count: usize) -> usize {
-        while self.num_workers < count {
-            let shared = Arc::clone(&self.shared);
-            let name = format!("octavo-cpu-{}", self.num_workers + 1);
-            if thread::Builder::new()
-                .name(name)
-                .spawn(move || shared.work())
-                .is_err()
-            {
-                break;
-            }
-            self.num_workers += 1;
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        lock(&self.crew.region).job = None;
+        self.crew.start.advance();
+        for worker in self.workers.drain(..) {
+            // A worker catches its panics, so there is none to hand on.
+            let _ = worker.join();
         }
-        count.min(self.num_workers)
     }
+}
+
+impl Crew {
+    fn work(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            self.start.wait_beyond(seen);
+            // A worker that was in no hurry may find a later region than the one it was woken for.
+            let region = *lock(&self.region);
+            let Some(job) = region.job else { return };
+            let new = region.epoch > seen;
+            seen = region.epoch;
+            if new && index < region.num_threads {
+                self.take_part(job, index, region.num_threads);
+                if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    self.finished.advance();
+                }
+            }
+        }
+    }
+
+    fn take_part(&self, job: Job, index: usize, num_threads: usize) {
+        let team = Team {
+            index,
+            num_threads,
+            meeting: Some(&self.meeting),
+            _here: std::marker::PhantomData,
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(&team))) {
+            lock(&self.panic).get_or_insert(panic);
+            self.meeting.break_up();
+        }
+    }
+}
+
+/// No code runs under these locks that can leave what they guard broken.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
 
     #[test]
-    fn all_work_is_done_whatever_the_number_of_threads() {
-        let mut pool = Pool::default();
-        for num_threads in [1, 2, 5, 3, 1, 8] {
-            for _ in 0..200 {
-                let (next, sum) = (AtomicUsize::new(0), AtomicUsize::new(0));
-                pool.run(num_threads, &|| {
-                    loop {
-                        let i = next.fetch_add(1, Ordering::Relaxed);
-                        if i >= 100 {
-                            break;
-                        }
-                        sum.fetch_add(i, Ordering::Relaxed);
+    fn every_thread_runs_once_and_barriers_order_what_they_write() {
+        let pool = ThreadPool::new(4);
+        let cells: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
+        for round in 1..500 {
+            pool.run(&|team| {
+                for phase in 0..3 {
+                    let own = &cells[team.index()];
+                    own.store(round * 3 + phase, Ordering::Relaxed);
+                    team.barrier();
+                    for cell in &cells {
+                        assert_eq!(cell.load(Ordering::Relaxed), round * 3 + phase);
                     }
-                });
-                assert_eq!(sum.into_inner(), 4950);
-            }
+                    team.barrier();
+                }
+            });
         }
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives() {
-        let mut pool = Pool::default();
-        let result = catch_unwind(AssertUnwindSafe(|| pool.run(3, &|| panic!("boom"))));
-        assert!(result.is_err());
-        let count = AtomicUsize::new(0);
-        pool.run(3, &|| {
-            count.fetch_add(1, Ordering::Relaxed);
-        });
-        assert!(count.into_inner() >= 1);
+    fn a_region_may_use_some_of_the_threads() {
+        let pool = ThreadPool::new(5);
+        for num_threads in [1, 2, 5, 3, 1, 4, 9, 0].repeat(50) {
+            let (count, most) = (AtomicUsize::new(0), num_threads.clamp(1, 5));
+            pool.run_on(num_threads, &|team| {
+                assert_eq!(team.num_threads(), most);
+                count.fetch_add(1 << (8 * team.index()), Ordering::Relaxed);
+                team.barrier();
+            });
+            let each = (0..most).map(|i| 1 << (8 * i)).sum::<usize>();
+            assert_eq!(count.into_inner(), each);
+        }
+    }
+
+    #[test]
+    fn shares_cover_everything_once_at_multiples_of_the_unit() {
+        for (total, unit, parts) in [(0, 4, 3), (1, 16, 2), (100, 16, 7), (64, 32, 2), (5, 1, 9)] {
+            let mut next = 0;
+            for index in 0..parts {
+                let part = share(total, unit, index, parts);
+                assert_eq!(part.start, next);
+                assert!(part.end == total || part.end.is_multiple_of(unit));
+                next = part.end;
+            }
+            assert_eq!(next, total);
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_past_barriers_and_the_pool_lives() {
+        let pool = ThreadPool::new(3);
+        for victim in 0..3 {
+            let run = || {
+                pool.run(&|team| {
+                    assert_ne!(team.index(), victim, "boom");
+                    team.barrier();
+                    team.barrier();
+                });
+            };
+            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+            let count = AtomicUsize::new(0);
+            pool.run(&|team| {
+                team.barrier();
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 3);
+        }
     }
 }

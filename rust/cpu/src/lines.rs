@@ -1,0 +1,47 @@
+//! Memory that starts on a cache line and that threads may write in parts.
+
+use std::cell::UnsafeCell;
+
+/// A cache line.
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Bytes aligned to cache lines, zero at first.
+#[derive(Default)]
+pub struct Lines {
+    lines: Vec<UnsafeCell<Line>>,
+}
+
+// SAFETY: the bytes are reached through `start` only, whose users say who writes what.
+unsafe impl Sync for Lines {}
+
+impl Lines {
+    pub fn zeroed(num_bytes: usize) -> Lines {
+        let mut lines = Lines::default();
+        lines.grow(num_bytes);
+        lines
+    }
+
+    /// Have at least `num_bytes`; what is there stays.
+    pub fn grow(&mut self, num_bytes: usize) {
+        let count = num_bytes.div_ceil(64);
+        if self.lines.len() < count {
+            self.lines
+                .resize_with(count, || UnsafeCell::new(Line([0; 64])));
+        }
+    }
+
+    pub fn num_bytes(&self) -> usize {
+        self.lines.len() * 64
+    }
+
+    /// The first byte, as the start of whatever lies there (aligned to 64 bytes).
+    pub fn start<T>(&self) -> *mut T {
+        self.lines.as_ptr().cast_mut().cast()
+    }
+
+    pub fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the lines are that many initialized bytes, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start::<u8>(), self.num_bytes()) }
+    }
+}

@@ -1,0 +1,193 @@
+//! From source bytes to the packed form, and one row back.
+
+use super::Matrix;
+use super::format::{Format, GROUP};
+use crate::element::{Bf16, Element, F16};
+use crate::error::KernelError;
+use crate::formats::{gguf, planes, scales};
+use crate::isa::Isa;
+use crate::lines::Lines;
+
+impl Matrix {
+    /// Pack a weight `[n, k]` from its bytes as a GGUF or safetensors file holds them (row-major, little-endian). They may
+    /// lie anywhere. For `Int8` all scales are 1: see `pack_channels`.
+    ///
+    /// # Errors
+    /// A size is zero or too large, `k` is not a multiple of the format's block, or there are not as many bytes as that.
+    pub fn pack(format: Format, bytes: &[u8], n: usize, k: usize) -> Result<Matrix, KernelError> {
+        let mut matrix = Matrix::empty(format, n, k)?;
+        let row_bytes = format.row_bytes(k)?;
+        let wanted = n
+            .checked_mul(row_bytes)
+            .ok_or(KernelError::Overflow("n * k"))?;
+        if bytes.len() != wanted {
+            return Err(KernelError::Length {
+                name: "weight",
+                given: bytes.len(),
+                wanted,
+            });
+        }
+        for (row, source) in bytes.chunks_exact(row_bytes).enumerate() {
+            matrix.put_row(row, source);
+        }
+        if format == Format::Int8 {
+            matrix.put_channel_scales(&vec![1.0; n]);
+        }
+        Ok(matrix)
+    }
+
+    /// Pack int8 `[n, k]` with a scale for each row.
+    ///
+    /// # Errors
+    /// As `pack`, or there are not n scales.
+    pub fn pack_channels(
+        bytes: &[u8],
+        scale: &[f32],
+        n: usize,
+        k: usize,
+    ) -> Result<Matrix, KernelError> {
+        if scale.len() != n {
+            return Err(KernelError::Length {
+                name: "scales",
+                given: scale.len() * 4,
+                wanted: n * 4,
+            });
+        }
+        let mut matrix = Matrix::pack(Format::Int8, bytes, n, k)?;
+        matrix.put_channel_scales(scale);
+        Ok(matrix)
+    }
+
+    fn put_channel_scales(&mut self, scale: &[f32]) {
+        let places = self.scales.as_mut().chunks_exact_mut(4);
+        for (place, scale) in places.zip(scale) {
+            place.copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+
+    /// A matrix of zeros.
+    fn empty(format: Format, n: usize, k: usize) -> Result<Matrix, KernelError> {
+        for (name, size) in [("n", n), ("k", k)] {
+            if size == 0 {
+                return Err(KernelError::Zero(name));
+            }
+        }
+        let fits = n
+            .checked_next_multiple_of(GROUP)
+            .and_then(|n| n.checked_mul(k)?.checked_mul(8));
+        if fits.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(KernelError::Overflow("n * k"));
+        }
+        let (stride, scale_stride) = format.group_bytes(k);
+        let groups = n.div_ceil(GROUP);
+        Ok(Matrix {
+            format,
+            n,
+            k,
+            isa: Isa::best(),
+            stride,
+            numbers: Lines::zeroed(groups * stride),
+            scale_stride,
+            scales: Lines::zeroed(groups * scale_stride),
+        })
+    }
+
+    fn put_row(&mut self, row: usize, source: &[u8]) {
+        let (group, lane) = (row / GROUP, row % GROUP);
+        let numbers = &mut self.numbers.as_mut()[group * self.stride..][..self.stride];
+        match self.format {
+            Format::F32 => put_floats::<4>(numbers, lane, source),
+            Format::Bf16 | Format::F16 => put_floats::<2>(numbers, lane, source),
+            format => {
+                let plane =
+                    &mut self.scales.as_mut()[group * self.scale_stride..][..self.scale_stride];
+                let mut codes = [0; 256];
+                let (columns, bytes) = if format == Format::Int8 {
+                    (32, 32)
+                } else {
+                    format.block()
+                };
+                let bits = planes::bits(format);
+                let mut targets = numbers.chunks_exact_mut(planes::block_bytes(bits));
+                for (index, block) in source.chunks(bytes).enumerate() {
+                    gguf::codes(format, block, &mut codes);
+                    scales::put(format, plane, lane, index, block);
+                    let count = if format == Format::Int8 {
+                        block.len()
+                    } else {
+                        columns
+                    };
+                    for (codes, target) in codes[..count].chunks(32).zip(&mut targets) {
+                        planes::put(bits, target, lane, codes);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Row `index` as f32.
+    pub(super) fn unpack(&self, index: usize, out: &mut [f32]) {
+        let (group, lane) = (index / GROUP, index % GROUP);
+        // SAFETY: nothing writes to a packed matrix, and group < number of groups.
+        let (numbers, plane) = unsafe {
+            (
+                std::slice::from_raw_parts(self.numbers(group), self.stride),
+                std::slice::from_raw_parts(self.scales(group), self.scale_stride),
+            )
+        };
+        match self.format {
+            Format::F32 => get_floats::<4>(numbers, lane, out, f32::from_le_bytes),
+            Format::Bf16 => {
+                get_floats::<2>(numbers, lane, out, |b| Bf16(u16::from_le_bytes(b)).to_f32());
+            }
+            Format::F16 => {
+                get_floats::<2>(numbers, lane, out, |b| F16(u16::from_le_bytes(b)).to_f32());
+            }
+            format => {
+                let bits = planes::bits(format);
+                let blocks = numbers.chunks_exact(planes::block_bytes(bits));
+                for (index, (out, block)) in out.chunks_mut(32).zip(blocks).enumerate() {
+                    let codes = planes::get(bits, block, lane);
+                    for (column, out) in out.iter_mut().enumerate() {
+                        let (scale, minimum) = scales::get(format, plane, lane, index, column / 16);
+                        *out = scale * number(bits, codes[column], scales::zero(format)) + minimum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The number that stored bits stand for.
+fn number(bits: usize, code: u8, zero: i32) -> f32 {
+    let code = if bits == 8 {
+        i32::from(code.cast_signed())
+    } else {
+        i32::from(code)
+    };
+    (code - zero) as f32
+}
+
+fn put_floats<const BYTES: usize>(group: &mut [u8], lane: usize, source: &[u8]) {
+    let places = group.chunks_exact_mut(BYTES).skip(lane).step_by(GROUP);
+    for (place, value) in places.zip(source.chunks_exact(BYTES)) {
+        place.copy_from_slice(value);
+    }
+}
+
+fn get_floats<const BYTES: usize>(
+    group: &[u8],
+    lane: usize,
+    out: &mut [f32],
+    widen: impl Fn([u8; BYTES]) -> f32,
+) {
+    let values = group
+        .as_chunks::<BYTES>()
+        .0
+        .iter()
+        .skip(lane)
+        .step_by(GROUP);
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = widen(*value);
+    }
+}
