@@ -14,7 +14,7 @@ impl EngineState {
         self.check_slots()?;
         self.check_order()?;
         self.check_flights()?;
-        self.queue.check()?;
+        self.queue.check(self.table.num_requests() as u64)?;
         for (_, sequence) in self.table.sequences() {
             sequence.check(self.config.block_size)?;
         }

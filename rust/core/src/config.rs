@@ -3,7 +3,7 @@
 
 use thiserror::Error;
 
-use crate::queue::QueueBounds;
+use crate::queue_load::{MAX_QUEUED_BYTES, QueueBounds};
 
 /// In which order requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +95,7 @@ impl CoreConfig {
         QueueBounds {
             max_requests: self.max_queued_requests,
             max_tokens: self.max_queued_tokens,
+            max_bytes: MAX_QUEUED_BYTES,
         }
     }
 

@@ -3,7 +3,7 @@
 //! These are bodies; the u32 length prefix belongs to the socket (`octavo-ipc`). Any input is either a message or a
 //! `FrameError`. Changing a field means raising `VERSION`.
 
-use crate::ids::{RequestId, TokenId};
+use crate::ids::{RequestId, TenantId, TokenId};
 use crate::protocol::{
     Abort, AddRequest, EngineStats, FinishReason, Inbound, Outbound, OutputFrame, Refusal,
     RefusalKind, SequenceOutput, TokenLogprobs,
@@ -12,7 +12,7 @@ pub use crate::wire::FrameError;
 use crate::wire::{Reader, Wire, wire_enum, wire_struct};
 
 /// The first byte of every frame.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 const ADD: u8 = 1;
 const ABORT: u8 = 2;
@@ -35,6 +35,18 @@ impl Wire for RequestId {
     }
 }
 
+impl Wire for TenantId {
+    const MIN_BYTES: usize = 8;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+        Ok(Self(u64::take(reader)?))
+    }
+}
+
 wire_struct!(AddRequest {
     request_id: RequestId,
     prompt_token_ids: Vec<TokenId>,
@@ -43,6 +55,8 @@ wire_struct!(AddRequest {
     min_tokens: u32,
     stop_token_ids: Vec<TokenId>,
     priority: i32,
+    tenant: TenantId,
+    weight: u32,
     cache_salt: Vec<u8>,
     deadline_s: f64,
     logprobs: i32,

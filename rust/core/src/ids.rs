@@ -13,6 +13,15 @@ impl ClientId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
+/// Whose request it is, for fairness; the server hashes the tenant's name. `TenantId::NOBODY` without keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantId(pub u64);
+
+impl TenantId {
+    /// Nobody in particular.
+    pub const NOBODY: Self = Self(0);
+}
+
 /// A sequence's persistent row on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);

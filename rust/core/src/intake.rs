@@ -6,9 +6,11 @@ use std::time::Instant;
 use crate::ids::{ClientId, RequestId};
 use crate::protocol::{Abort, AddRequest, FinishReason, RefusalKind};
 use crate::queue::{Newcomer, QueueKey, deadline_after};
+use crate::queue_load::RequestSize;
 use crate::request::{Request, RequestIdx};
 use crate::sequence::{Limits, SeqIdx, Sequence, State};
 use crate::state::EngineState;
+use crate::tenants::Payer;
 
 /// Most sequences of one request.
 pub const MAX_N: u32 = 1024;
@@ -52,7 +54,6 @@ impl EngineState {
     }
 
     fn check_request(&self, client: ClientId, request: &AddRequest) -> Result<(), Reason> {
-        let num_tokens = request.prompt_token_ids.len();
         if let Some(message) = self.invalid(client, request) {
             return Err(Reason::invalid(message));
         }
@@ -64,10 +65,10 @@ impl EngineState {
             });
         }
         self.queue
-            .check_room(num_tokens as u32)
+            .check_room(request.tenant, RequestSize::of(request))
             .map_err(|full| Reason {
                 kind: RefusalKind::QueueFull,
-                message: self.queue.bounds().refusal(),
+                message: full.message,
                 retry_after_s: full.retry_after_s,
             })
     }
@@ -125,6 +126,15 @@ impl EngineState {
     fn enqueue(&mut self, client: ClientId, request: AddRequest, now: Instant) {
         let arrival = self.num_arrivals;
         self.num_arrivals += 1;
+        let size = RequestSize::of(&request);
+        let max_output = request
+            .max_tokens
+            .min(self.config.max_sequence_len() - size.num_tokens);
+        let payer = Payer {
+            tenant: request.tenant,
+            weight: request.weight,
+        };
+        let bill = self.queue.charge(payer, size, request.n, max_output);
         let index = self.table.add_request(Request {
             client,
             request_id: request.request_id,
@@ -136,14 +146,13 @@ impl EngineState {
             prompt_logprobs: request.prompt_logprobs,
             sequences: vec![None; request.n as usize],
             num_live: 0,
+            bill,
+            num_output: 0,
         });
-        let num_tokens = request.prompt_token_ids.len() as u32;
         let mut stop_token_ids = request.stop_token_ids;
         stop_token_ids.sort_unstable();
         let limits = Limits {
-            max_output: request
-                .max_tokens
-                .min(self.config.max_sequence_len() - num_tokens),
+            max_output,
             min_output: request.min_tokens,
             stop_token_ids: stop_token_ids.into(),
             logprobs: request.logprobs.max(-1),
@@ -151,7 +160,7 @@ impl EngineState {
         let prompt: Arc<[u32]> = request.prompt_token_ids.into();
         for nth in 0..request.n {
             let is_first = nth == 0;
-            let key = QueueKey::new(self.config.policy, request.priority, arrival, nth);
+            let key = QueueKey::new(self.config.policy, request.priority, bill.tag, arrival, nth);
             let id = (index, client, request.request_id);
             let mut sequence = Sequence::new(id, key, Arc::clone(&prompt), limits.clone());
             if !is_first {
@@ -163,7 +172,8 @@ impl EngineState {
             sequence.prompt_logprobs = (request.prompt_logprobs >= 0).then(Vec::new);
             let seq = self.table.add_sequence(sequence);
             let newcomer = Newcomer {
-                num_tokens,
+                size,
+                tenant: request.tenant,
                 deadline: deadline_after(now, request.deadline_s),
             };
             self.queue.push_new(key, seq, newcomer);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::ids::{ClientId, RequestId};
 use crate::protocol::{EngineStats, Inbound, Outbound, OutputFrame, Refusal, RefusalKind};
-use crate::queue::{QueueBounds, QueueLoad};
+use crate::queue_load::{QueueBounds, QueueLoad, RequestSize};
 
 /// A panic of another thread while it held the lock leaves a queue of whole messages: safe to go on with.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -84,9 +84,9 @@ impl Inbox {
         };
         let arrivals = &mut *lock(&self.arrivals);
         let view = arrivals.view.as_mut()?;
-        let num_tokens = request.prompt_token_ids.len() as u32;
-        if view.bounds.has_room(view.load, num_tokens) {
-            view.load.add(num_tokens);
+        let size = RequestSize::of(request);
+        if view.bounds.has_room(view.load, size) {
+            view.load.add(size);
             return None;
         }
         arrivals.refused.push(client);
@@ -99,7 +99,7 @@ impl Inbox {
         let mut view = view;
         for (_, message) in &arrivals.messages {
             if let Inbound::Add(request) = message {
-                view.load.add(request.prompt_token_ids.len() as u32);
+                view.load.add(RequestSize::of(request));
             }
         }
         arrivals.view = Some(view);

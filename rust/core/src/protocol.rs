@@ -1,6 +1,6 @@
 //! What travels between the API and the engine: plain data, no behaviour. `frames` turns it into bytes.
 
-use crate::ids::{RequestId, TokenId};
+use crate::ids::{RequestId, TenantId, TokenId};
 
 /// One request for `n` completions of one prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +16,10 @@ pub struct AddRequest {
     pub stop_token_ids: Vec<TokenId>,
     /// Lower runs first under the priority policy; ignored under FCFS.
     pub priority: i32,
+    /// Requests of one tenant wait in order of arrival, tenants take turns.
+    pub tenant: TenantId,
+    /// The tenant's share beside other tenants, in thousandths.
+    pub weight: u32,
     /// Part of every block hash: requests share prefixes only within one salt.
     pub cache_salt: Vec<u8>,
     /// Seconds from arrival after which a still waiting request is refused; 0 = none.

@@ -1,21 +1,25 @@
 //! Who waits, in which order, and who is refused because too many do.
 //!
-//! The order is a key, so another policy (weighted fairness between tenants: a virtual start time in front of the
-//! arrival) is another key. Sequences that ran before (preempted ones) keep their key, hence their turn; bounds and
-//! deadlines are for requests that have not started.
+//! The order is a key: priority, then the tenant's turn (`tenants`), then arrival. Sequences that ran before (preempted
+//! ones) keep their key, hence their turn; bounds (`queue_load`) and deadlines are for requests that have not started.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use crate::config::Policy;
+use crate::ids::TenantId;
+use crate::queue_load::{QueueBounds, QueueLoad, RequestSize};
 use crate::sequence::SeqIdx;
+use crate::tenants::{Bill, Payer, Tenants};
 
 /// The turn of a sequence; the least is served first and preempted last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueueKey {
     /// 0 under FCFS.
     pub priority: i32,
+    /// Start tag of the request among all tenants'.
+    pub tag: u64,
     /// Number of the request in order of arrival.
     pub arrival: u64,
     /// Which of the request's n sequences.
@@ -23,13 +27,14 @@ pub struct QueueKey {
 }
 
 impl QueueKey {
-    pub fn new(policy: Policy, priority: i32, arrival: u64, index: u32) -> Self {
+    pub fn new(policy: Policy, priority: i32, tag: u64, arrival: u64, index: u32) -> Self {
         let priority = match policy {
             Policy::Fcfs => 0,
             Policy::Priority => priority,
         };
         Self {
             priority,
+            tag,
             arrival,
             index,
         }
@@ -39,7 +44,8 @@ impl QueueKey {
 /// A request that has not started: counted, and bounded by a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Newcomer {
-    pub num_tokens: u32,
+    pub size: RequestSize,
+    pub tenant: TenantId,
     pub deadline: Option<Instant>,
 }
 
@@ -67,53 +73,11 @@ impl Pace {
     }
 }
 
-/// The queue is full.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The queue is full, or as good as full for this tenant.
+#[derive(Clone, Debug, PartialEq)]
 pub struct QueueFull {
+    pub message: String,
     pub retry_after_s: f32,
-}
-
-/// How many requests may wait, and how many prompt tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueBounds {
-    pub max_requests: u64,
-    pub max_tokens: u64,
-}
-
-impl QueueBounds {
-    /// Whether one more request of `num_tokens` may wait beside those of `load`. An empty queue takes any.
-    pub fn has_room(&self, load: QueueLoad, num_tokens: u32) -> bool {
-        let tokens = load.num_tokens.saturating_add(u64::from(num_tokens));
-        load.num_requests == 0
-            || (load.num_requests < self.max_requests && tokens <= self.max_tokens)
-    }
-
-    /// What a refused client is told.
-    pub fn refusal(&self) -> String {
-        format!(
-            "too many requests wait (--max-queued-requests {}, --max-queued-tokens {}); try again later",
-            self.max_requests, self.max_tokens
-        )
-    }
-}
-
-/// Requests that have not started, and their prompt tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueLoad {
-    pub num_requests: u64,
-    pub num_tokens: u64,
-}
-
-impl QueueLoad {
-    pub fn add(&mut self, num_tokens: u32) {
-        self.num_requests += 1;
-        self.num_tokens += u64::from(num_tokens);
-    }
-
-    pub fn remove(&mut self, num_tokens: u32) {
-        self.num_requests -= 1;
-        self.num_tokens -= u64::from(num_tokens);
-    }
 }
 
 #[derive(Debug)]
@@ -123,6 +87,7 @@ pub struct Queue {
     deadlines: BTreeSet<(Instant, QueueKey)>,
     load: QueueLoad,
     bounds: QueueBounds,
+    tenants: Tenants,
     pace: Pace,
 }
 
@@ -134,6 +99,7 @@ impl Queue {
             deadlines: BTreeSet::new(),
             load: QueueLoad::default(),
             bounds,
+            tenants: Tenants::default(),
             pace: Pace::default(),
         }
     }
@@ -146,14 +112,35 @@ impl Queue {
         self.order.is_empty()
     }
 
-    /// Whether one more request of `num_tokens` may wait.
-    pub fn check_room(&self, num_tokens: u32) -> Result<(), QueueFull> {
-        if self.bounds.has_room(self.load, num_tokens) {
-            return Ok(());
+    /// Whether one more request may wait.
+    pub fn check_room(&self, tenant: TenantId, size: RequestSize) -> Result<(), QueueFull> {
+        let refused = |message: String| {
+            Err(QueueFull {
+                message,
+                retry_after_s: self.retry_after_s(),
+            })
+        };
+        if !self.bounds.has_room(self.load, size) {
+            return refused(self.bounds.refusal());
         }
-        Err(QueueFull {
-            retry_after_s: self.retry_after_s(),
-        })
+        let own = self.tenants.waiting(tenant);
+        if tenant != TenantId::NOBODY && !self.bounds.leaves_room(self.load, own, size) {
+            return refused(format!(
+                "{} requests of yours wait, and what is left of the queue is for others; try again later",
+                own.num_requests
+            ));
+        }
+        Ok(())
+    }
+
+    /// Charges a tenant for a request for `n` outputs that is about to be queued; its tag goes into the key.
+    pub fn charge(&mut self, payer: Payer, size: RequestSize, n: u32, max_output: u32) -> Bill {
+        self.tenants.arrive(payer, size, n, max_output)
+    }
+
+    /// A request that was charged has ended (see `Tenants::end`).
+    pub fn settle(&mut self, bill: Bill, num_output: u64, n: Option<u32>) {
+        self.tenants.end(bill, num_output, n);
     }
 
     pub fn bounds(&self) -> QueueBounds {
@@ -173,7 +160,7 @@ impl Queue {
     /// The first sequence of a new request.
     pub fn push_new(&mut self, key: QueueKey, seq: SeqIdx, newcomer: Newcomer) {
         self.push(key, seq);
-        self.load.add(newcomer.num_tokens);
+        self.load.add(newcomer.size);
         if let Some(deadline) = newcomer.deadline {
             self.deadlines.insert((deadline, key));
         }
@@ -198,10 +185,13 @@ impl Queue {
 
     /// Takes a sequence out because it starts to run.
     pub fn start(&mut self, key: QueueKey, now: Instant) {
-        if self.newcomers.contains_key(&key) {
-            self.pace.started(now);
-        }
+        let is_new = self.newcomers.contains_key(&key);
         self.remove(key);
+        if is_new {
+            self.pace.started(now);
+            let first_waiting = self.newcomers.keys().next().map(|key| key.tag);
+            self.tenants.start(key.tag, first_waiting);
+        }
     }
 
     /// Takes a sequence out because it ends.
@@ -209,7 +199,8 @@ impl Queue {
         let seq = self.order.remove(&key);
         assert!(seq.is_some(), "{key:?} is not queued");
         if let Some(newcomer) = self.newcomers.remove(&key) {
-            self.load.remove(newcomer.num_tokens);
+            self.load.remove(newcomer.size);
+            self.tenants.leave_queue(newcomer.tenant, newcomer.size);
             if let Some(deadline) = newcomer.deadline {
                 self.deadlines.remove(&(deadline, key));
             }
@@ -226,22 +217,18 @@ impl Queue {
         self.order.iter().map(|(key, seq)| (*key, *seq))
     }
 
-    /// Whether the counters agree with the entries.
-    pub fn check(&self) -> Result<(), String> {
-        let tokens: u64 = self
-            .newcomers
-            .values()
-            .map(|n| u64::from(n.num_tokens))
-            .sum();
+    /// Whether the counters agree with the entries, and with the number of requests that have not ended.
+    pub fn check(&self, num_requests: u64) -> Result<(), String> {
+        let mut load = QueueLoad::default();
+        for newcomer in self.newcomers.values() {
+            load.add(newcomer.size);
+        }
+        self.tenants.check(num_requests, load)?;
         let deadlines = self
             .newcomers
             .values()
             .filter(|n| n.deadline.is_some())
             .count();
-        let load = QueueLoad {
-            num_requests: self.newcomers.len() as u64,
-            num_tokens: tokens,
-        };
         if load != self.load || deadlines != self.deadlines.len() {
             return Err("the queue's counters disagree with its entries".into());
         }
@@ -266,28 +253,49 @@ pub fn deadline_after(now: Instant, deadline_s: f64) -> Option<Instant> {
 mod tests {
     use super::*;
 
-    const NO_LIMIT: Newcomer = Newcomer {
-        num_tokens: 10,
-        deadline: None,
-    };
-
     fn queue(max_requests: u64, max_tokens: u64) -> Queue {
         Queue::new(QueueBounds {
             max_requests,
             max_tokens,
+            max_bytes: 1000,
         })
     }
 
     fn key(policy: Policy, priority: i32, arrival: u64) -> QueueKey {
-        QueueKey::new(policy, priority, arrival, 0)
+        QueueKey::new(policy, priority, 0, arrival, 0)
+    }
+
+    fn size(num_tokens: u32) -> RequestSize {
+        RequestSize {
+            num_tokens,
+            num_bytes: 0,
+        }
+    }
+
+    fn push_new(queue: &mut Queue, key: QueueKey, seq: u32, deadline: Option<Instant>) {
+        let payer = Payer {
+            tenant: TenantId::NOBODY,
+            weight: 1000,
+        };
+        queue.charge(payer, size(10), 1, 1);
+        let newcomer = Newcomer {
+            size: size(10),
+            tenant: TenantId::NOBODY,
+            deadline,
+        };
+        queue.push_new(key, SeqIdx(seq), newcomer);
+    }
+
+    fn has_room(queue: &Queue, num_tokens: u32) -> bool {
+        queue.check_room(TenantId::NOBODY, size(num_tokens)).is_ok()
     }
 
     #[test]
     fn priority_goes_before_arrival_only_under_its_policy() {
         for (policy, first) in [(Policy::Fcfs, 0), (Policy::Priority, 1)] {
             let mut queue = queue(8, 100);
-            queue.push_new(key(policy, 5, 0), SeqIdx(0), NO_LIMIT);
-            queue.push_new(key(policy, -5, 1), SeqIdx(1), NO_LIMIT);
+            push_new(&mut queue, key(policy, 5, 0), 0, None);
+            push_new(&mut queue, key(policy, -5, 1), 1, None);
             assert_eq!(queue.first().unwrap().1, SeqIdx(first));
         }
     }
@@ -295,17 +303,17 @@ mod tests {
     #[test]
     fn bounds_count_only_requests_that_have_not_started() {
         let mut queue = queue(2, 25);
-        assert!(queue.check_room(1000).is_ok());
-        queue.push_new(key(Policy::Fcfs, 0, 0), SeqIdx(0), NO_LIMIT);
-        assert!(queue.check_room(15).is_ok());
-        assert!(queue.check_room(16).is_err());
-        queue.push_new(key(Policy::Fcfs, 0, 1), SeqIdx(1), NO_LIMIT);
-        let full = queue.check_room(1).unwrap_err();
+        assert!(has_room(&queue, 1000));
+        push_new(&mut queue, key(Policy::Fcfs, 0, 0), 0, None);
+        assert!(has_room(&queue, 15));
+        assert!(!has_room(&queue, 16));
+        push_new(&mut queue, key(Policy::Fcfs, 0, 1), 1, None);
+        let full = queue.check_room(TenantId::NOBODY, size(1)).unwrap_err();
         assert!((1.0..=60.0).contains(&full.retry_after_s));
         queue.start(key(Policy::Fcfs, 0, 0), Instant::now());
         queue.push(key(Policy::Fcfs, 0, 0), SeqIdx(0));
-        assert!(queue.check_room(15).is_ok());
-        queue.check().unwrap();
+        assert!(has_room(&queue, 15));
+        queue.check(2).unwrap();
     }
 
     #[test]
@@ -313,12 +321,9 @@ mod tests {
         let now = Instant::now();
         let late = now + Duration::from_secs(5);
         let mut queue = queue(8, 100);
-        let newcomer = Newcomer {
-            num_tokens: 1,
-            deadline: deadline_after(now, 1.0),
-        };
-        queue.push_new(key(Policy::Fcfs, 0, 0), SeqIdx(0), newcomer);
-        queue.push_new(key(Policy::Fcfs, 0, 1), SeqIdx(1), newcomer);
+        let deadline = deadline_after(now, 1.0);
+        push_new(&mut queue, key(Policy::Fcfs, 0, 0), 0, deadline);
+        push_new(&mut queue, key(Policy::Fcfs, 0, 1), 1, deadline);
         assert_eq!(queue.expired(now), None);
         queue.start(key(Policy::Fcfs, 0, 0), now);
         assert_eq!(queue.expired(late), Some(SeqIdx(1)));

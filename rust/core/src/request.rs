@@ -10,6 +10,7 @@ use std::time::Instant;
 use crate::ids::{ClientId, RequestId};
 use crate::prefix::BlockHash;
 use crate::sequence::{SeqIdx, Sequence};
+use crate::tenants::Bill;
 
 /// Place of a request in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +33,10 @@ pub struct Request {
     /// Those that have not ended, by index.
     pub sequences: Vec<Option<SeqIdx>>,
     pub num_live: u32,
+    /// What its tenant has been charged.
+    pub bill: Bill,
+    /// Tokens of the sequences that have ended.
+    pub num_output: u64,
 }
 
 /// A vector whose free places are used again.
@@ -119,17 +124,22 @@ impl Table {
         seq
     }
 
-    /// The sequence has ended; its request goes with the last one. The sequence itself stays until `remove_sequence`.
-    pub fn end_sequence(&mut self, seq: SeqIdx) {
+    /// The sequence has ended; its request goes with the last one, and is returned. The sequence itself stays until
+    /// `remove_sequence`.
+    pub fn end_sequence(&mut self, seq: SeqIdx) -> Option<Request> {
         let sequence = self.seq(seq);
         let (index, place) = (sequence.request, sequence.key.index as usize);
+        let num_output = sequence.output.len() as u64;
         let request = self.request_mut(index);
         request.sequences[place] = None;
         request.num_live -= 1;
-        if request.num_live == 0 {
-            let request = self.requests.remove(index.0);
-            self.by_id.remove(&(request.client, request.request_id));
+        request.num_output += num_output;
+        if request.num_live > 0 {
+            return None;
         }
+        let request = self.requests.remove(index.0);
+        self.by_id.remove(&(request.client, request.request_id));
+        Some(request)
     }
 
     /// Frees the place of an ended sequence that holds nothing any more.

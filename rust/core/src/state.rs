@@ -176,7 +176,10 @@ impl EngineState {
             }
             State::Running(holding) => self.release(holding),
         }
-        self.table.end_sequence(seq);
+        if let Some(request) = self.table.end_sequence(seq) {
+            let n = request.started.map(|_| request.sequences.len() as u32);
+            self.queue.settle(request.bill, request.num_output, n);
+        }
         if !in_flight {
             self.table.remove_sequence(seq);
         }

@@ -3,7 +3,7 @@
 use octavo_core::frames::{
     FrameError, VERSION, decode_inbound, decode_outbound, encode_inbound, encode_outbound,
 };
-use octavo_core::ids::RequestId;
+use octavo_core::ids::{RequestId, TenantId};
 use octavo_core::protocol::{
     Abort, AddRequest, EngineStats, FinishReason, Inbound, Outbound, OutputFrame, Refusal,
     RefusalKind, SequenceOutput, TokenLogprobs,
@@ -29,6 +29,8 @@ fn add_request() -> impl Strategy<Value = AddRequest> {
         min_tokens: counts.3,
         stop_token_ids: lists.1,
         priority: numbers.0,
+        tenant: TenantId(counts.0 ^ 7),
+        weight: counts.1 ^ 5,
         cache_salt: lists.2,
         deadline_s: numbers.1,
         logprobs: numbers.2,

@@ -5,6 +5,7 @@ mod simulator;
 use std::time::Duration;
 
 use octavo_core::config::{CoreConfig, Policy};
+use octavo_core::ids::TenantId;
 use octavo_core::protocol::{AddRequest, FinishReason, RefusalKind};
 use proptest::prelude::*;
 use simulator::engine::{Engine, config, request};
@@ -80,6 +81,8 @@ fn requests() -> impl Strategy<Value = AddRequest> {
                     min_tokens,
                     stop_token_ids: stop,
                     priority,
+                    tenant: TenantId(u64::from(n) - 1),
+                    weight: 700 * n,
                     cache_salt: if salted { b"salt".to_vec() } else { vec![] },
                     logprobs,
                     prompt_logprobs: if prompt_logprobs > 0 {
@@ -178,7 +181,7 @@ fn check_extras(request: &AddRequest, index: u32, first: &octavo_core::protocol:
     }
 }
 
-/// Under FCFS, only a shorter request gets its first slot before an older one.
+/// Under FCFS, only a shorter request gets its first slot before an older one of its tenant.
 fn check_order(engine: &Engine, sent: &[AddRequest]) {
     let len = |id: u8| sent[id as usize].prompt_token_ids.len();
     let starts = engine.plans.iter().flat_map(|plan| &plan.new_rows);
@@ -187,7 +190,9 @@ fn check_order(engine: &Engine, sent: &[AddRequest]) {
         if seen.contains(&id) {
             continue;
         }
-        for earlier in seen.iter().filter(|earlier| **earlier > id) {
+        let tenant = |id: u8| sent[id as usize].tenant;
+        let overtook = |earlier: &&u8| **earlier > id && tenant(**earlier) == tenant(id);
+        for earlier in seen.iter().filter(overtook) {
             assert!(len(*earlier) < len(id), "{earlier} started before {id}");
         }
         seen.push(id);

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use octavo_core::frames::{decode_outbound, encode_inbound};
-use octavo_core::ids::{ClientId, RequestId};
+use octavo_core::ids::{ClientId, RequestId, TenantId};
 use octavo_core::mailbox::{Inbox, MAX_UNREAD_BYTES, Outbox, QueueView};
 use octavo_core::protocol::{Abort, AddRequest, EngineStats, Inbound, Outbound, RefusalKind};
-use octavo_core::queue::{QueueBounds, QueueLoad};
+use octavo_core::queue_load::{QueueBounds, QueueLoad};
 use octavo_ipc::{MAX_BUFFERED_BYTES, MAX_FRAME_BYTES, Server};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -122,6 +122,8 @@ fn add(id: u64) -> Inbound {
         min_tokens: 0,
         stop_token_ids: vec![],
         priority: 0,
+        tenant: TenantId::NOBODY,
+        weight: 1000,
         cache_salt: vec![],
         deadline_s: 0.0,
         logprobs: -1,
@@ -258,12 +260,14 @@ fn a_flood_of_requests_is_refused_while_the_engine_is_busy() {
     let bounds = QueueBounds {
         max_requests: 100,
         max_tokens: 1 << 40,
+        max_bytes: 1 << 30,
     };
     engine.inbox.set_view(QueueView {
         bounds,
         load: QueueLoad {
             num_requests: 40,
             num_tokens: 400,
+            num_bytes: 0,
         },
         retry_after_s: 3.0,
         stats: EngineStats::default(),

@@ -1,7 +1,7 @@
 //! Client frames, as bodies without the length prefix.
 
 use octavo_core::frames::encode_inbound;
-use octavo_core::ids::{RequestId, TokenId};
+use octavo_core::ids::{RequestId, TenantId, TokenId};
 use octavo_core::protocol::{Abort, AddRequest, Inbound};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 #[pyfunction]
 #[pyo3(signature = (
     *, request_id, prompt_token_ids, n, max_tokens, min_tokens, stop_token_ids, priority, cache_salt, deadline_s,
-    logprobs, prompt_logprobs, params,
+    logprobs, prompt_logprobs, params, tenant = 0, weight = 1000,
 ))]
 fn encode_add<'py>(
     py: Python<'py>,
@@ -25,6 +25,8 @@ fn encode_add<'py>(
     logprobs: i32,
     prompt_logprobs: i32,
     params: &[u8],
+    tenant: u64,
+    weight: u32,
 ) -> Bound<'py, PyBytes> {
     encode(
         py,
@@ -36,6 +38,8 @@ fn encode_add<'py>(
             min_tokens,
             stop_token_ids,
             priority,
+            tenant: TenantId(tenant),
+            weight,
             cache_salt: cache_salt.to_vec(),
             deadline_s,
             logprobs,

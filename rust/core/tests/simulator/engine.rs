@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use octavo_core::arena::Totals;
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::core::{Core, PromptLogprobs};
-use octavo_core::ids::{ClientId, RequestId};
+use octavo_core::ids::{ClientId, RequestId, TenantId};
 use octavo_core::plan::StepPlan;
 use octavo_core::protocol::{
     Abort, AddRequest, EngineStats, FinishReason, Inbound, Outbound, Refusal, SequenceOutput,
@@ -70,6 +70,8 @@ pub fn request(request_id: u64, prompt: &[u32], max_tokens: u32) -> AddRequest {
         min_tokens: 0,
         stop_token_ids: vec![],
         priority: 0,
+        tenant: TenantId::NOBODY,
+        weight: 1000,
         cache_salt: vec![],
         deadline_s: 0.0,
         logprobs: -1,
