@@ -118,6 +118,8 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         deadline_s: float = 0.0,
+        tenant: int = 0,
+        weight: float = 1.0,
     ) -> Stream:
         """Send a request; its deltas come through the stream.
 
@@ -125,6 +127,7 @@ class AsyncLLM:
             priority: Lower runs first under --scheduling-policy priority.
             cache_salt: Requests share cached prefixes only within one salt.
             deadline_s: Seconds after which a request that still waits is refused; 0: none.
+            tenant: Requests of different tenants take turns, in proportion to their `weight`s; 0: nobody in particular.
 
         Raises:
             RequestError: The request is invalid for this model; nothing was sent.
@@ -132,7 +135,13 @@ class AsyncLLM:
             EngineDeadError: The engine is dead or being restarted.
         """
         request = self.factory.prepare(
-            prompt_token_ids, params, priority=priority, cache_salt=cache_salt, deadline_s=deadline_s
+            prompt_token_ids,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            deadline_s=deadline_s,
+            tenant=tenant,
+            weight=weight,
         )
         return self._client.connection.submit(request, request_id)
 

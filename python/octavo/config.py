@@ -157,6 +157,10 @@ class ServerConfig:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
     api_key: list[str] = option([], "Key that clients must send as a bearer token; may be given several times.")
+    api_keys_file: str | None = option(
+        None,
+        "TOML or JSON file of tenants: keys, limits, weight, priority (see the README); read again on SIGHUP.",
+    )
     served_model_name: list[str] = option([], "Names the API knows the model by; default: the model as given.")
     chat_template: str | None = option(None, "Jinja file, or template text, instead of the model's own.")
     max_body_bytes: int = option(32 * 1024 * 1024, "Largest request body; more gets 413.", low=1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -12,7 +13,9 @@ from starlette.types import ASGIApp, Message
 class AsgiCall:
     """Starts a POST; `receive` gives the body, then waits for `disconnect`."""
 
-    def __init__(self, app: ASGIApp, path: str, body: dict[str, Any]) -> None:
+    def __init__(
+        self, app: ASGIApp, path: str, body: dict[str, Any], headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         self.sent: asyncio.Queue[Message] = asyncio.Queue()
         self._body: bytes | None = json.dumps(body).encode()
         self._gone = asyncio.Event()
@@ -24,7 +27,7 @@ class AsgiCall:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"content-type", b"application/json"), *headers],
             "client": ("127.0.0.1", 1),
             "server": ("octavo", 80),
             "scheme": "http",

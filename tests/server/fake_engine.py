@@ -61,6 +61,8 @@ class Submitted:
     params: SamplingParams
     priority: int
     cache_salt: str
+    tenant: int = 0
+    weight: float = 1.0
 
 
 class FakeStream:
@@ -144,6 +146,8 @@ class FakeLLM:
         priority: int = 0,
         cache_salt: str = "",
         deadline_s: float = 0.0,
+        tenant: int = 0,
+        weight: float = 1.0,
     ) -> FakeStream:
         assert self.facts is not None
         if len(prompt_token_ids) >= self.facts.max_model_len:
@@ -151,7 +155,7 @@ class FakeLLM:
         if any(not 0 <= i < self.facts.vocab_size for i in prompt_token_ids):
             raise RequestError("the prompt has a token id outside the vocabulary", "prompt")
         params.check_vocabulary(self.facts.vocab_size)
-        request = Submitted(list(prompt_token_ids), params, priority, cache_salt)
+        request = Submitted(list(prompt_token_ids), params, priority, cache_salt, tenant, weight)
         self.submitted.append(request)
         stream = FakeStream(self.script(request))
         self.streams.append(stream)

@@ -289,8 +289,8 @@ def test_malformed_frames_are_refused(pairs: dict[str, Pair]) -> None:
             core.process(good[:length])
     with pytest.raises(ValueError, match="1 bytes after its end"):
         core.process(good + b"\0")
-    with pytest.raises(ValueError, match="version 2"):
-        core.process(b"\2" + good[1:])
+    with pytest.raises(ValueError, match="version 9"):
+        core.process(b"\x09" + good[1:])
     r = random.Random(7)
     for _ in range(2000):
         damaged = bytearray(good)
@@ -314,12 +314,14 @@ def test_client_frames_have_the_documented_layout() -> None:
         logprobs=-1,
         prompt_logprobs=5,
         params=b"{}",
+        tenant=2**63,
+        weight=1500,
     )
-    want = struct.pack("<BBQ4I", 1, 1, 2**50, 3, 7, 8, 9) + struct.pack("<3I", 2, 16, 1) + struct.pack("<II", 1, 4)
-    want += struct.pack("<iI4sd", -3, 4, b"salt", 1.5) + struct.pack("<iiI", -1, 5, 2) + b"{}"
+    want = struct.pack("<BBQ4I", 2, 1, 2**50, 3, 7, 8, 9) + struct.pack("<3I", 2, 16, 1) + struct.pack("<II", 1, 4)
+    want += struct.pack("<iQII4sd", -3, 2**63, 1500, 4, b"salt", 1.5) + struct.pack("<iiI", -1, 5, 2) + b"{}"
     assert add == want
-    assert _core.encode_abort(5) == struct.pack("<BBQB", 1, 2, 5, 0)
-    assert _core.encode_abort(5, 3) == struct.pack("<BBQBI", 1, 2, 5, 1, 3)
-    assert _core.encode_call(6, b"ping") == struct.pack("<BBQ", 1, 3, 6) + b"ping"
+    assert _core.encode_abort(5) == struct.pack("<BBQB", 2, 2, 5, 0)
+    assert _core.encode_abort(5, 3) == struct.pack("<BBQBI", 2, 2, 5, 1, 3)
+    assert _core.encode_call(6, b"ping") == struct.pack("<BBQ", 2, 3, 6) + b"ping"
     with pytest.raises(OverflowError):
         _core.encode_abort(-1)

@@ -34,6 +34,8 @@ class EngineRequest:
     priority: int = 0
     cache_salt: bytes = b""
     deadline_s: float = 0.0
+    tenant: int = 0
+    weight: float = 1.0
 
     def encode(self, request_id: int) -> bytes:
         """The frame that adds this request."""
@@ -51,6 +53,8 @@ class EngineRequest:
             logprobs=-1 if params.logprobs is None else params.logprobs,
             prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             params=self.wire,
+            tenant=self.tenant,
+            weight=max(1, round(1000 * self.weight)),
         )
 
     def register(self, processor: OutputProcessor, request_id: int) -> None:
@@ -95,6 +99,8 @@ class RequestFactory:
         priority: int = 0,
         cache_salt: str = "",
         deadline_s: float = 0.0,
+        tenant: int = 0,
+        weight: float = 1.0,
     ) -> EngineRequest:
         """Check a request against the model and resolve its defaults. RequestError names the field at fault."""
         prompt = self._check_prompt(prompt_token_ids)
@@ -111,7 +117,16 @@ class RequestFactory:
         )
         max_tokens = self._max_tokens(len(prompt), params)
         return EngineRequest(
-            prompt, params, max_tokens, stop_token_ids, wire, priority, cache_salt.encode(), deadline_s
+            prompt,
+            params,
+            max_tokens,
+            stop_token_ids,
+            wire,
+            priority,
+            cache_salt.encode(),
+            deadline_s,
+            tenant,
+            weight,
         )
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> list[int]:

@@ -26,7 +26,7 @@ def make_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     context = ServerContext(llm, config)
     gate = Middleware(
         Gate,
-        keys=context.keys,
+        keyring=context.keyring,
         max_body_bytes=config.max_body_bytes,
         metrics=context.metrics,
         paths=[route.path for route in ROUTES],

@@ -19,6 +19,7 @@ from octavo.server.errors import ApiError, UnavailableError
 from octavo.server.logprobs import TokenNames
 from octavo.server.metrics import ServerMetrics
 from octavo.server.pulse import Pulse
+from octavo.server.tenants.keyring import Keyring
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -45,10 +46,11 @@ class ServerContext:
         self.llm = llm
         self.config = config
         self.created = int(time.time())
-        self.keys = config.api_key or [key for key in [envs.api_key()] if key]
+        keys = config.api_key or [key for key in [envs.api_key()] if key]
+        self.keyring = Keyring(keys, config.api_keys_file)
         self.draining = False
         self.live: set[Generation] = set()
-        self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None)
+        self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None, self.keyring.all)
         self.pulse = Pulse(llm)
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo._core import Delta
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, UnavailableError
+from octavo.server.tenants import caller
 
 if TYPE_CHECKING:
     from octavo.engine.streams import Stream
@@ -61,14 +62,25 @@ class Generation:
         self._logs = context.config.log_requests
         self._live = context.live
         self._arrival_s = time.perf_counter()
+        self._caller = caller.current()
+        self._tenant = self._caller.tenant
         self._last_s = 0.0
         self._task = asyncio.current_task()
         self._cut: ApiError | None = None
         self._streams: list[Stream] = []
+        params = self._tenant.limit_params(params)
         try:
             for prompt in prompts:
-                stream = context.llm.submit(prompt.token_ids, params, priority=priority, cache_salt=cache_salt or "")
+                stream = context.llm.submit(
+                    prompt.token_ids,
+                    params,
+                    priority=self._tenant.limit_priority(priority),
+                    cache_salt=cache_salt or "",
+                    tenant=self._tenant.wire_id,
+                    weight=self._tenant.spec.weight,
+                )
                 self._streams.append(stream)
+                self._tenant.count_prompt(len(prompt.token_ids))
         except BaseException:
             self.close()
             raise
@@ -153,7 +165,9 @@ class Generation:
             self._metrics.inter_token_s.observe(now_s - self._last_s)
         else:
             self._metrics.first_token_s.observe(now_s - self._arrival_s)
+            self._caller.first_token_s = now_s - self._caller.arrival_s
         self._last_s = now_s
+        before = self.num_output_tokens
         for delta in deltas:
             self.num_output_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
@@ -162,8 +176,11 @@ class Generation:
                 self._metrics.finished(delta.finish_reason)
             if delta.num_cached_tokens is not None and delta.index == 0:
                 self.num_cached_tokens += delta.num_cached_tokens
+                self._tenant.usage.num_cached_tokens += delta.num_cached_tokens
             if delta.queue_s is not None:
                 self._metrics.queue_s.observe(delta.queue_s)
+                self._caller.queue_s = max(self._caller.queue_s or 0.0, delta.queue_s)
+        self._tenant.count_output(self.num_output_tokens - before)
 
     def cut(self, error: ApiError) -> None:
         """End the call from outside: its client gets `error`."""

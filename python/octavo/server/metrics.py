@@ -15,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from octavo.server.tenants.tenant import Tenant
+
 PREFIX = "octavo:"
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 _SLOW_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -70,8 +72,9 @@ class Histogram:
 class ServerMetrics(Collector):
     """The metrics of one server; `model` gives the `model_name` label, None before it is known."""
 
-    def __init__(self, model: Callable[[], str | None]) -> None:
+    def __init__(self, model: Callable[[], str | None], tenants: Callable[[], Iterable[Tenant]]) -> None:
         self._model = model
+        self._tenants = tenants
         self._stats: Stats = {}
         self._finished: Counter[str] = Counter()
         self._responses: Counter[tuple[str, str]] = Counter()
@@ -122,11 +125,40 @@ class ServerMetrics(Collector):
         yield responses
         for histogram in self._histograms:
             yield histogram.family(model)
+        yield from _tenant_families(self._tenants())
 
     def exposition(self, stats: Stats) -> bytes:
         """The text that Prometheus scrapes, with the engine's numbers of now."""
         self._stats = stats
         return generate_latest(self._registry)
+
+
+# Counter of a tenant -> (help, field of `Usage`).
+TENANT_COUNTERS = {
+    "tenant_calls": ("Calls that a tenant's limits let through.", "num_calls"),
+    "tenant_prompt_tokens": ("Prompt tokens submitted.", "num_prompt_tokens"),
+    "tenant_cached_tokens": ("Prompt tokens that came from the prefix cache.", "num_cached_tokens"),
+    "tenant_generation_tokens": ("Tokens generated.", "num_output_tokens"),
+}
+
+
+def _tenant_families(tenants: Iterable[Tenant]) -> Iterable[Metric]:
+    everybody = list(tenants)
+    running = GaugeMetricFamily(PREFIX + "tenant_calls_running", "Calls in flight.", labels=["tenant"])
+    refused = CounterMetricFamily(
+        PREFIX + "tenant_calls_refused", "Calls beyond a tenant's limits.", labels=["tenant", "limit"]
+    )
+    for tenant in everybody:
+        running.add_metric([tenant.name], tenant.num_live)
+        for limit, count in tenant.usage.refused.items():
+            refused.add_metric([tenant.name, limit], count)
+    yield running
+    yield refused
+    for name, (text, field) in TENANT_COUNTERS.items():
+        family = CounterMetricFamily(PREFIX + name, text, labels=["tenant"])
+        for tenant in everybody:
+            family.add_metric([tenant.name], getattr(tenant.usage, field))
+        yield family
 
 
 def _gauge(name: str, text: str, model: str, value: float) -> Metric:

@@ -1,12 +1,14 @@
-"""The gate in front of all routes, one pure ASGI middleware: request ids, API keys, body sizes, counts of answers."""
+"""The gate in front of all routes, one pure ASGI middleware: request ids, keys, limits of tenants, body sizes, counts.
+
+What it lets through is decided by exact paths, so that no other spelling of a path gets around it: everything but
+`OPEN_PATHS` needs a key once there are any. Not here: what tenants may do (tenants/).
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,16 +16,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.anthropic.errors import is_anthropic
 from octavo.server.errors import ApiError, error_response
 from octavo.server.metrics import ServerMetrics
+from octavo.server.tenants.caller import Caller, calling
+from octavo.server.tenants.keyring import Keyring
+from octavo.server.tenants.tenant import Tenant
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ready"})
+# Calls with these methods do work: they count against a tenant's limits.
+COUNTED_METHODS = frozenset({"POST"})
 
 
 class Gate:
     """Wraps the app.
 
     Args:
-        keys: API keys; empty lets everybody in.
+        keyring: Who may call.
         max_body_bytes: Larger bodies get 413, at the latest while they are read.
         paths: Known paths, the labels of the response counter.
     """
@@ -32,21 +39,20 @@ class Gate:
         self,
         app: ASGIApp,
         *,
-        keys: Sequence[str],
+        keyring: Keyring,
         max_body_bytes: int,
         metrics: ServerMetrics,
         paths: Collection[str],
     ) -> None:
         self._app = app
-        self._key_hashes = [_digest(key.encode()) for key in keys]
+        self._keyring = keyring
         self._max_body_bytes = max_body_bytes
         self._metrics = metrics
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return  # nothing else is served, and nothing else is let through
         headers = Headers(scope=scope)
         path = scope["path"]
         given = headers.get("x-request-id", "")
@@ -56,40 +62,42 @@ class Gate:
         if is_anthropic(scope):
             extra.append((b"request-id", request_id.encode()))
         label = path if path in self._paths else "other"
+        tenant = self._keyring.find(headers)
+        caller = Caller(tenant or self._keyring.everybody, request_id, headers.get("traceparent"))
+        counts = tenant is not None and scope["method"] in COUNTED_METHODS
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *extra]
+                limits = caller.tenant.headers() if counts else []
+                message["headers"] = [*message.get("headers", ()), *extra, *limits, *caller.timing_headers()]
                 self._metrics.count_response(label, message["status"])
             await send(message)
 
-        refusal = self._refusal(headers, path)
-        if refusal is not None:
+        with calling(caller):
+            if tenant is None and path not in OPEN_PATHS:
+                await error_response(_wrong_key(), scope)(scope, receive, answer)
+            elif self._is_too_large(headers):
+                await error_response(self._too_large(), scope)(scope, receive, answer)
+            elif counts:
+                await self._counted(caller.tenant, scope, receive, answer)
+            else:
+                await self._app(scope, self._limited(receive), answer)
+
+    async def _counted(self, tenant: Tenant, scope: Scope, receive: Receive, answer: Send) -> None:
+        """A call within its tenant's limits, from its arrival to the last byte of its answer."""
+        try:
+            tenant.enter()
+        except ApiError as refusal:
             await error_response(refusal, scope)(scope, receive, answer)
             return
-        await self._app(scope, self._limited(receive), answer)
+        try:
+            await self._app(scope, self._limited(receive), answer)
+        finally:
+            tenant.leave()
 
-    def _refusal(self, headers: Headers, path: str) -> ApiError | None:
-        if self._key_hashes and path not in OPEN_PATHS and not self._knows(headers):
-            return ApiError(
-                401,
-                "wrong or missing API key: send the header 'Authorization: Bearer KEY' (or 'x-api-key: KEY')",
-                kind="authentication_error",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+    def _is_too_large(self, headers: Headers) -> bool:
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length[:20]) > self._max_body_bytes:
-            return self._too_large()
-        return None
-
-    def _knows(self, headers: Headers) -> bool:
-        """Compares with every key in constant time."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        bearer = token if scheme.lower() == "bearer" else ""
-        given = [_digest(key.strip().encode()) for key in (bearer, headers.get("x-api-key", ""))]
-        matches = [hmac.compare_digest(key, known) for key in given for known in self._key_hashes]
-        return any(matches)
+        return length.isdecimal() and int(length[:20]) > self._max_body_bytes
 
     def _too_large(self) -> ApiError:
         return ApiError(
@@ -111,5 +119,11 @@ class Gate:
         return limited
 
 
-def _digest(value: bytes) -> bytes:
-    return hashlib.sha256(value).digest()
+def _wrong_key() -> ApiError:
+    return ApiError(
+        401,
+        "wrong or missing API key: send the header 'Authorization: Bearer KEY' (or 'x-api-key: KEY')",
+        kind="authentication_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

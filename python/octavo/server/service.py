@@ -83,6 +83,7 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         print(listening_line(self._url, self._llm.config.model.model), file=sys.stderr, flush=True)
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         stopping = asyncio.create_task(self._stop.wait())
@@ -118,7 +119,7 @@ class Service:
             names[0],
             seconds=time.monotonic() - start_s,
             chat=has_template,
-            needs_key=bool(self._context.keys),
+            needs_key=self._context.keyring.needs_key,
         )
         print(lines, file=sys.stderr, flush=True)
 
@@ -142,6 +143,14 @@ class Service:
         await serving
         await self._llm.close()
         self._context.close()
+
+    def _reload_keys(self) -> None:
+        try:
+            num_tenants = self._context.keyring.reload()
+        except OctavoError as error:
+            log.error("the keys stay as they were: %s", error)
+        else:
+            log.info("keys of %d tenants were read", num_tenants)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():

@@ -21,6 +21,7 @@ from octavo.server.logprobs import CompletionLogprobs, Row, prompt_mappings
 from octavo.server.schema.completions import CompletionRequest, parse_completion
 from octavo.server.schema.sampling import StreamOptions
 from octavo.server.sse import ClientGoneError, EventStream, while_connected
+from octavo.server.tenants import caller
 
 
 async def completions(request: Request) -> Response:
@@ -65,8 +66,9 @@ def _encode(context: ServerContext, wanted: CompletionRequest) -> list[Prompt]:
 
 
 def _within_context(context: ServerContext, prompts: list[Prompt], params: SamplingParams) -> SamplingParams:
-    """The default number of tokens, or what the longest prompt leaves of the context."""
+    """The default number of tokens, or what the longest prompt leaves of the context, or what the tenant may have."""
     room = context.facts.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
+    room = min(room, caller.current().tenant.spec.max_tokens or room)
     assert params.max_tokens is not None
     return replace(params, max_tokens=room) if max(params.min_tokens, 1) <= room < params.max_tokens else params
 
