@@ -1,0 +1,1 @@
+"""How models write their reasoning: one file a format."""

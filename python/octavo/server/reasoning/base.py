@@ -1,0 +1,40 @@
+"""What a format of reasoning is.
+
+The rules that all parsers follow: reasoning is what stands between the format's tags, the rest is content; tags are
+never shown; blanks around the tags are markup. A prompt that ends in an open tag starts the answer in reasoning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from octavo.server.parts import Parser
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """A way to write reasoning.
+
+    Attributes:
+        parser: Makes the parser of one sequence, from whether the prompt left it in reasoning.
+        opens: Tags that begin reasoning: a prompt that ends in one (and blanks) has begun it.
+        end: What a model writes to end its reasoning: a thinking budget makes it write this.
+        marks: Texts that the parser must see, though they may be special tokens.
+        evidence: The format is chosen when a chat template has all strings of one of these groups.
+        starts: The answer starts in reasoning whatever the prompt says, unless the prompt ends in `end`.
+    """
+
+    parser: Callable[[bool], Parser]
+    opens: Sequence[str]
+    end: str
+    marks: Sequence[str]
+    evidence: Sequence[Sequence[str]] = ()
+    starts: bool = False
+
+    def starts_in_reasoning(self, prompt_end: str) -> bool:
+        """Whether an answer to a prompt that ends in this text begins in reasoning."""
+        text = prompt_end.rstrip()
+        if text.endswith(tuple(self.opens)):
+            return True
+        return self.starts and not text.endswith(self.end.strip())

@@ -1,0 +1,47 @@
+"""Any model: the message is {"name": …, "arguments": {…}} or a list of such objects, perhaps in a code fence.
+
+The format for models whose chat template knows no tools: `INSTRUCTIONS` is then put before the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from octavo.server.cursor import Steps
+from octavo.server.tools.base import ToolFormat
+from octavo.server.tools.json_calls import UnmarkedCalls
+
+INSTRUCTIONS = (
+    "You can call these functions (JSON Schema):\n{tools}\n"
+    'To call functions, answer with nothing but a JSON list: [{{"name": "...", "arguments": {{...}}}}]'
+)
+
+
+class GenericJsonCalls(UnmarkedCalls):
+    def _beginning(self) -> Steps[None]:
+        cursor = self.cursor
+        fenced = yield from cursor.fence()
+        if (yield from self.objects()) and fenced and not cursor.is_recording:
+            yield from cursor.blanks()
+            yield from cursor.literal("```")
+
+    def _later(self) -> Steps[None]:
+        """After the beginning of the message, all is content."""
+        while True:
+            text = self.cursor.rest()
+            self.content(text)
+            if self.cursor.ended:
+                break
+            yield
+        self.content.flush()
+
+
+def instructions(tools: Iterable[Mapping[str, Any]]) -> str:
+    """What a model must be told when its template does not show it the tools."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    return INSTRUCTIONS.format(tools="\n".join(lines))
+
+
+FORMAT = ToolFormat(parser=GenericJsonCalls.parser)
