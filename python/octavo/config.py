@@ -164,6 +164,10 @@ class ServerConfig:
     served_model_name: list[str] = option([], "Names the API knows the model by; default: the model as given.")
     chat_template: str | None = option(None, "Jinja file, or template text, instead of the model's own.")
     max_body_bytes: int = option(32 * 1024 * 1024, "Largest request body; more gets 413.", low=1024)
+    responses_store: int = option(
+        0, "Responses kept in memory for GET, previous_response_id and background (/v1/responses); 0: none.", low=0
+    )
+    responses_store_bytes: int = option(256 * 1024 * 1024, "Most bytes of kept responses; the oldest go.", low=1)
     drain_timeout_s: float = option(30.0, "Seconds that running requests get after SIGTERM.", low=0)
     max_engine_restarts: int = option(
         3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0

@@ -13,12 +13,20 @@ from octavo.errors import OctavoError
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, handle_error, handle_router_error
 from octavo.server.middleware import Gate
-from octavo.server.routes import chat, completions, health, messages, models, tokenize
+from octavo.server.routes import chat, completions, health, messages, models, responses, tokenize
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
 
-ROUTES = [*chat.ROUTES, *completions.ROUTES, *messages.ROUTES, *models.ROUTES, *health.ROUTES, *tokenize.ROUTES]
+ROUTES = [
+    *chat.ROUTES,
+    *completions.ROUTES,
+    *messages.ROUTES,
+    *responses.ROUTES,
+    *models.ROUTES,
+    *health.ROUTES,
+    *tokenize.ROUTES,
+]
 
 
 def make_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:

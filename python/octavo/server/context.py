@@ -19,6 +19,7 @@ from octavo.server.errors import ApiError, UnavailableError
 from octavo.server.logprobs import TokenNames
 from octavo.server.metrics import ServerMetrics
 from octavo.server.pulse import Pulse
+from octavo.server.responses.store import ResponseStore
 from octavo.server.tenants.keyring import Keyring
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ServerContext:
         self.live: set[Generation] = set()
         self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None, self.keyring.all)
         self.pulse = Pulse(llm)
+        self.responses = ResponseStore(config.responses_store, config.responses_store_bytes)
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None
         self._token_names: TokenNames | None = None

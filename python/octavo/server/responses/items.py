@@ -1,0 +1,209 @@
+"""Items of the Responses API as OpenAI chat messages, which chat templates take.
+
+Reasoning, text and calls that follow each other are one turn of the assistant. Not here: checks of whole bodies
+(schema/responses.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from octavo.errors import RequestError
+
+Item = Mapping[str, Any]
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+}
+
+
+def new_id(kind: str) -> str:
+    """An id for an item of a type."""
+    return f"{ID_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"
+
+
+def normal_items(given: str | Sequence[Item]) -> list[dict[str, Any]]:
+    """The input as a list of items with types and ids; their content is not checked yet."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": [{"type": "input_text", "text": given}]}]
+    out = []
+    for i, item in enumerate(given):
+        kind = item.get("type")
+        if kind is None:
+            kind = "message" if "role" in item else "item_reference"
+        if not isinstance(kind, str) or kind not in READERS:
+            raise _unknown(kind, f"input[{i}]")
+        status = {} if kind in ("mcp_list_tools", "reasoning") else {"status": "completed"}
+        own_id = item.get("id")
+        out.append({**status, **item, "type": kind, "id": own_id if isinstance(own_id, str) else new_id(kind)})
+    return out
+
+
+def _unknown(kind: object, where: str) -> RequestError:
+    if kind == "item_reference":
+        return RequestError(f"{where}: item references are not followed: send the item", param="input")
+    return RequestError(f"{where}.type: items of type {str(kind)[:60]!r} are not taken here", param="input")
+
+
+def to_chat(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The conversation for a chat template. `RequestError` names the item at fault."""
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    reader = _Reader(messages)
+    for i, item in enumerate(items):
+        reader.read(item, f"input[{i}]")
+    reader.end()
+    return messages
+
+
+def _string(item: Item, key: str, where: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise RequestError(f"{where}.{key} must be a string", param="input")
+    return value
+
+
+def _texts(content: object, where: str) -> list[str]:
+    """Texts of a message's content or of a call's output."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise RequestError(f"{where} must be a string or a list of parts", param="input")
+    out = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in TEXT_PARTS:
+            out.append(_string(part, "text", f"{where}[{i}]"))
+        elif kind == "refusal":
+            out.append(_string(part, "refusal", f"{where}[{i}]"))
+        else:
+            raise RequestError(
+                f"{where}[{i}]: this model reads text only, not {str(kind)[:40]!r} parts",
+                param="input",
+                code="unsupported",
+            )
+    return out
+
+
+def _joined(texts: list[str]) -> str | list[dict[str, Any]]:
+    """One text as it is; several as parts, which each template joins in its own way."""
+    if len(texts) < 2:
+        return "".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def sealed(reasoning: str) -> str:
+    """`encrypted_content` of a reasoning item: opaque to clients, and enough to go on with."""
+    return base64.b64encode(reasoning.encode()).decode()
+
+
+def _unsealed(value: object) -> str:
+    if not isinstance(value, str):
+        return ""
+    try:
+        return base64.b64decode(value, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""  # another server's, which nobody else can read
+
+
+class _Reader:
+    """Reads items in order; the assistant's own are gathered into one message."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self._messages = messages
+        self._names: dict[str, str] = {}
+        """Call id -> the tool's name."""
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
+    def read(self, item: Item, where: str) -> None:
+        READERS[item["type"]](self, item, where)
+
+    def end(self) -> None:
+        """Write the assistant's turn that has been gathered."""
+        if not (self._texts or self._thoughts or self._calls):
+            return
+        message: dict[str, Any] = {"role": "assistant", "content": _joined(self._texts)}
+        if self._thoughts:
+            message["reasoning_content"] = "\n".join(self._thoughts)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        self._messages.append(message)
+        self._texts, self._thoughts, self._calls = [], [], []
+
+    def message(self, item: Item, where: str) -> None:
+        role = item.get("role")
+        if role not in ROLES:
+            raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}", param="input")
+        texts = _texts(item.get("content"), f"{where}.content")
+        if role == "assistant":
+            self._texts += texts
+            return
+        self.end()
+        self._messages.append({"role": role, "content": _joined(texts)})
+
+    def reasoning(self, item: Item, where: str) -> None:
+        if self._texts or self._calls:
+            self.end()
+        texts = _texts(item.get("content") or [], f"{where}.content")
+        text = "".join(texts) or _unsealed(item.get("encrypted_content"))
+        text = text or "\n".join(_texts(item.get("summary") or [], f"{where}.summary"))
+        if text:
+            self._thoughts.append(text)
+
+    def function_call(self, item: Item, where: str) -> None:
+        call_id, name = _string(item, "call_id", where), _string(item, "name", where)
+        self._call(call_id, name, _string(item, "arguments", where), where)
+
+    def function_call_output(self, item: Item, where: str) -> None:
+        call_id = _string(item, "call_id", where)
+        if call_id not in self._names:
+            raise RequestError(
+                f"{where}.call_id: no function_call with the id {call_id[:80]!r} comes before it", param="input"
+            )
+        self._result(call_id, _joined(_texts(item.get("output"), f"{where}.output")))
+
+    def mcp_call(self, item: Item, where: str) -> None:
+        """A call that a server made and its result."""
+        call_id, name = _string(item, "id", where), _string(item, "name", where)
+        self._call(call_id, name, _string(item, "arguments", where), where)
+        output, error = item.get("output"), item.get("error")
+        self._result(call_id, output if isinstance(output, str) else f"Error: {error}")
+
+    def nothing(self, item: Item, where: str) -> None:
+        """What tools there are is told by the request."""
+
+    def _call(self, call_id: str, name: str, arguments: str, where: str) -> None:
+        if call_id in self._names:
+            raise RequestError(f"{where}: the call id {call_id[:80]!r} comes twice", param="input")
+        self._names[call_id] = name
+        function = {"name": name, "arguments": arguments}
+        self._calls.append({"id": call_id, "type": "function", "function": function})
+
+    def _result(self, call_id: str, content: str | list[dict[str, Any]]) -> None:
+        self.end()
+        name = self._names[call_id]
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
+
+
+READERS: dict[str, Callable[[_Reader, Item, str], None]] = {
+    "message": _Reader.message,
+    "reasoning": _Reader.reasoning,
+    "function_call": _Reader.function_call,
+    "function_call_output": _Reader.function_call_output,
+    "mcp_call": _Reader.mcp_call,
+    "mcp_list_tools": _Reader.nothing,
+}

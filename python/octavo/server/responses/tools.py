@@ -1,0 +1,110 @@
+"""Tools of a Responses request: the functions that the model may call, in the form that turns take.
+
+Not here: calls of MCP servers (mcp.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.errors import RequestError
+from octavo.server.events import ToolName
+
+MAX_TOOLS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(slots=True)
+class Toolbox:
+    """What the model may call.
+
+    Attributes:
+        functions: In the chat form, {"type": "function", "function": {…}}.
+        choice: What the model must call, as in `TurnRequest`.
+        echo: The tools as the response object shows them.
+    """
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    choice: str | ToolName = "auto"
+    echo: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, name: str, description: str, parameters: object, strict: bool, where: str) -> None:
+        """One more function. `RequestError` for a bad or second use of a name, and parameters that are no schema."""
+        if not _NAME.fullmatch(name):
+            raise RequestError(f"{where}.name must be 1 to 128 of A-Z a-z 0-9 _ . -", param="tools")
+        if len(self.functions) >= MAX_TOOLS:
+            raise RequestError(f"at most {MAX_TOOLS} tools", param="tools")
+        if name in self.names:
+            raise RequestError(f"{where}: the tool name {name!r} comes twice", param="tools")
+        if not isinstance(parameters, dict):
+            raise RequestError(f"{where}.parameters must be a JSON schema object", param="tools")
+        function: dict[str, Any] = {"name": name, "description": description, "parameters": parameters}
+        if strict:
+            function["strict"] = True
+        self.functions.append({"type": "function", "function": function})
+
+    @property
+    def names(self) -> set[str]:
+        return {tool["function"]["name"] for tool in self.functions}
+
+    def keep(self, names: set[str]) -> None:
+        """Leave the other functions out."""
+        self.functions = [tool for tool in self.functions if tool["function"]["name"] in names]
+
+
+def add_functions(box: Toolbox, tools: Sequence[Mapping[str, Any]]) -> None:
+    """The request's own functions. `RequestError` for tools of other types."""
+    for i, tool in enumerate(tools):
+        where = f"tools[{i}]"
+        kind = tool.get("type")
+        if kind != "function":
+            message = f"{where}.type: {str(kind)[:60]!r} tools are not available here; known: function"
+            raise RequestError(message, param="tools", code="unsupported")
+        name, description = tool.get("name"), tool.get("description")
+        if not isinstance(name, str) or not isinstance(description, str | None):
+            raise RequestError(f"{where}: name and description must be strings", param="tools")
+        parameters = tool.get("parameters")
+        if parameters is None:
+            parameters = {"type": "object", "properties": {}}
+        strict = tool.get("strict") is True
+        box.add(name, description or "", parameters, strict, where)
+        box.echo.append({**tool, "parameters": parameters, "strict": strict})
+
+
+def choose(box: Toolbox, choice: str | Mapping[str, Any] | None) -> None:
+    """Set what must be called. `RequestError` for a choice that no tool fits."""
+    if choice is None:
+        return
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise RequestError("tool_choice must be auto, none, required or an object", param="tool_choice")
+        if choice == "required" and not box.functions:
+            raise RequestError("tool_choice 'required' needs tools", param="tool_choice")
+        box.choice = choice
+        return
+    kind = choice.get("type")
+    if kind == "function":
+        box.choice = ToolName(_known(box, choice.get("name")))
+    elif kind == "allowed_tools":
+        _allow(box, choice)
+    else:
+        raise RequestError(f"tool_choice.type: {str(kind)[:60]!r} is not known here", param="tool_choice")
+
+
+def _known(box: Toolbox, name: object) -> str:
+    if not isinstance(name, str) or name not in box.names:
+        raise RequestError(f"tool_choice: {str(name)[:80]!r} is no tool of this request", param="tool_choice")
+    return name
+
+
+def _allow(box: Toolbox, choice: Mapping[str, Any]) -> None:
+    mode, tools = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        raise RequestError("tool_choice.mode must be auto or required, and tools a list", param="tool_choice")
+    box.keep({_known(box, tool.get("name") if isinstance(tool, Mapping) else None) for tool in tools})
+    if mode == "required" and not box.functions:
+        raise RequestError("tool_choice.tools must not be empty", param="tool_choice")
+    box.choice = mode
