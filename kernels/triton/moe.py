@@ -21,14 +21,23 @@ from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.moe_experts import ROUTER_K, DecodeBuffers, Experts, Routing
 from octavo.kernels.triton.moe_gemm import combine_kernel, expert_gemm
-from octavo.kernels.triton.moe_route import count_kernel, router_kernel, sort_kernel, top_k_kernel
+from octavo.kernels.triton.moe_route import (
+    count_kernel,
+    router_kernel,
+    sort_kernel,
+    top_k_kernel,
+    top_k_rows_kernel,
+)
 from octavo.kernels.triton.moe_table import PAIRS_PER_EXPERT, Tile, fit_rows
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import bucket_for
 
 ROUTER_M: Final = 16
+TOP_K_ROWS: Final = 16
 CHUNK: Final = 1024
 """Pairs that the sort looks at in one go; more are counted by a kernel of their own first."""
+GROUP: Final = 8
+"""Chunks that a program of the sort places."""
 COMBINE_N: Final = 512
 _compiled: set[tuple[Any, ...]] = set()
 
@@ -110,7 +119,7 @@ def forward(experts: Experts, x_mh: Tensor, logit_me: Tensor, out_mh: Tensor) ->
     routing = Routing.allocate(experts, num_rows, num_tiles, block_m)
     inner_si = x_mh.new_empty(num_tiles * block_m, experts.inner, dtype=dtype)
     pair_fh = x_mh.new_empty(num_rows * experts.top_k, experts.width, dtype=dtype)
-    launches = [_top_k(experts, logit_me, 1, routing, num_rows, routing.scale_m, 0, 0.0)]
+    launches = [_top_k_rows(experts, logit_me, routing, num_rows)]
     counts: Tensor | None = None
     chunks = triton.cdiv(num_rows * experts.top_k, CHUNK)
     if chunks > 1:
@@ -173,6 +182,24 @@ def _top_k(
     return Launch(top_k_kernel, (num_rows,), args, constants, _top_k_warps(experts.num_experts))
 
 
+def _top_k_rows(experts: Experts, logit_me: Tensor, routing: Routing, num_rows: int) -> Launch:
+    """For rows that are normed, and their finished logits."""
+    args = {
+        "logit_me": logit_me,
+        "expert_mk": routing.expert_f,
+        "weight_mk": routing.weight_f,
+        "num_rows": num_rows,
+    }
+    constants = {
+        "EXPERTS": experts.num_experts,
+        "EXPERTS_P2": triton.next_power_of_2(experts.num_experts),
+        "TOP_K": experts.top_k,
+        "RENORMALIZE": experts.renormalize,
+        "BLOCK_M": TOP_K_ROWS,
+    }
+    return Launch(top_k_rows_kernel, (triton.cdiv(num_rows, TOP_K_ROWS),), args, constants, 4)
+
+
 def _top_k_warps(num_experts: int) -> int:
     """So many that a thread compares at most 64 pairs of experts."""
     return max(1, triton.next_power_of_2(num_experts) ** 2 // (32 * 64))
@@ -202,8 +229,10 @@ def _sort(
         "BLOCK_M": block_m,
         "CHUNK": CHUNK,
         "COUNTED": counts is not None,
+        "GROUP": GROUP,
     }
-    return Launch(sort_kernel, (experts.num_experts,), args, constants, 4)
+    groups = 1 if counts is None else triton.cdiv(counts.shape[0], GROUP)
+    return Launch(sort_kernel, (experts.num_experts, groups), args, constants, 4)
 
 
 def _bins(experts: Experts) -> int:

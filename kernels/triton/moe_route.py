@@ -93,6 +93,51 @@ def top_k_kernel(
     tl.store(weight_mk + row * TOP_K + rank_e, share_e / total, mask=is_chosen)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def top_k_rows_kernel(
+    logit_me,
+    expert_mk,
+    weight_mk,
+    num_rows,
+    EXPERTS: tl.constexpr,
+    EXPERTS_P2: tl.constexpr,
+    TOP_K: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """As top_k_kernel for BLOCK_M rows of finished logits, one choice after the other: less work, but in sequence."""
+    row_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    e = tl.arange(0, EXPERTS_P2)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    is_real = row_m < num_rows
+    place = row_m.to(tl.int64)[:, None] * EXPERTS + e[None, :]
+    is_logit = is_real[:, None] & (e < EXPERTS)[None, :]
+    logit_me = tl.load(logit_me + place, mask=is_logit, other=float("-inf")).to(tl.float32) + 0.0  # -0 is 0
+    logit_me = tl.where(logit_me == logit_me, logit_me, float("-inf"))
+    bits_me = logit_me.to(tl.int32, bitcast=True)
+    key_me = bits_me ^ ((bits_me >> 31) & 0x7FFFFFFF)  # integers in the order of the numbers
+    share_me = tl.exp(logit_me - tl.max(logit_me, 1)[:, None])
+    total_m = tl.sum(share_me, 1)
+    if RENORMALIZE:
+        is_chosen = key_me != key_me
+        taken_me = key_me
+        for _ in tl.static_range(TOP_K):
+            is_best = e[None, :] == tl.argmax(taken_me, 1)[:, None]
+            is_chosen = is_chosen | is_best
+            taken_me = tl.where(is_best, -2147483648, taken_me)  # below the key of minus infinity
+        total_m = tl.sum(tl.where(is_chosen, share_me, 0.0), 1)
+    for choice in tl.static_range(TOP_K):
+        best_m = tl.argmax(key_me, 1)
+        is_best = e[None, :] == best_m[:, None]
+        share_m = tl.sum(tl.where(is_best, share_me, 0.0), 1)
+        tl.store(expert_mk + row_m * TOP_K + choice, best_m, mask=is_real)
+        tl.store(weight_mk + row_m * TOP_K + choice, share_m / total_m, mask=is_real)
+        key_me = tl.where(is_best, -2147483648, key_me)
+
+
 @triton.jit(do_not_specialize=["num_pairs"])
 def count_kernel(
     expert_f,
@@ -128,23 +173,29 @@ def sort_kernel(
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
     COUNTED: tl.constexpr,
+    GROUP: tl.constexpr,  # chunks that a program places
     PDL: tl.constexpr,
 ):
-    """One expert's tiles, its pairs in order; the last expert also marks the tiles that nobody needs."""
+    """One expert's pairs among GROUP chunks, in order; of an expert's programs the first also marks its tiles, and of
+    the last expert the tiles that nobody needs."""
     mine = tl.program_id(0)
+    group = tl.program_id(1)
     e = tl.arange(0, BINS)
     f = tl.arange(0, CHUNK)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     count_e = tl.zeros([BINS], tl.int32)
+    before_e = tl.zeros([BINS], tl.int32)  # of the chunks of programs before this one
     if COUNTED:
         ROWS: tl.constexpr = 16
         p = tl.arange(0, ROWS)
         for start in range(0, num_chunks, ROWS):
             is_count = (start + p < num_chunks)[:, None] & (e < EXPERTS)[None, :]
             place = (start + p)[:, None] * EXPERTS + e[None, :]
-            count_e += tl.sum(tl.load(count_pe + place, mask=is_count, other=0), 0)
+            count_pe_block = tl.load(count_pe + place, mask=is_count, other=0)
+            count_e += tl.sum(count_pe_block, 0)
+            before_e += tl.sum(tl.where((start + p < group * GROUP)[:, None], count_pe_block, 0), 0)
     else:
         for start in range(0, num_pairs, CHUNK):
             expert = tl.load(expert_f + start + f, mask=start + f < num_pairs, other=EXPERTS)
@@ -152,16 +203,20 @@ def sort_kernel(
     tiles_e = tl.where(e < EXPERTS, (count_e + BLOCK_M - 1) // BLOCK_M, 0)
     first = tl.sum(tl.where(e < mine, tiles_e, 0), 0)
     end = first + tl.sum(tl.where(e == mine, tiles_e, 0), 0)
-    for start in range(first, end, CHUNK):
-        tl.store(expert_t + start + f, tl.zeros_like(f) + mine, mask=start + f < end)
-    if mine == EXPERTS - 1:
-        for start in range(end, num_tiles, CHUNK):
-            tl.store(expert_t + start + f, tl.zeros_like(f) - 1, mask=start + f < num_tiles)
-    done = first * BLOCK_M
-    for start in range(0, num_pairs, CHUNK):
+    if group == 0:
+        for start in range(first, end, CHUNK):
+            tl.store(expert_t + start + f, tl.zeros_like(f) + mine, mask=start + f < end)
+        if mine == EXPERTS - 1:
+            for start in range(end, num_tiles, CHUNK):
+                tl.store(expert_t + start + f, tl.zeros_like(f) - 1, mask=start + f < num_tiles)
+        rest = first * BLOCK_M + tl.sum(tl.where(e == mine, count_e, 0), 0) + tl.arange(0, BLOCK_M)
+        tl.store(pair_s + rest, tl.zeros_like(rest) - 1, mask=rest < end * BLOCK_M)
+    done = first * BLOCK_M + tl.sum(tl.where(e == mine, before_e, 0), 0)
+    last = num_pairs
+    if COUNTED:
+        last = tl.minimum(num_pairs, (group + 1) * GROUP * CHUNK)
+    for start in range(group * GROUP * CHUNK, last, CHUNK):
         is_mine = tl.load(expert_f + start + f, mask=start + f < num_pairs, other=EXPERTS) == mine
         place = done + tl.cumsum(is_mine.to(tl.int32), 0) - 1
         tl.store(pair_s + place, start + f, mask=is_mine)
         done += tl.sum(is_mine.to(tl.int32), 0)
-    rest = done + tl.arange(0, BLOCK_M)
-    tl.store(pair_s + rest, tl.zeros_like(rest) - 1, mask=rest < end * BLOCK_M)

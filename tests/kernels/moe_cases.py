@@ -93,7 +93,8 @@ def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows
 )
 def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe, "has_tma", lambda _: tma)
-    monkeypatch.setattr(moe, "CHUNK", 128)
+    monkeypatch.setattr(moe, "CHUNK", 64)
+    monkeypatch.setattr(moe, "GROUP", 2)
     experts = make_experts(shape, rows)
     x_mh = torch.randn(rows, experts.width)
     out_mh = torch.full_like(x_mh, torch.nan)
@@ -131,15 +132,19 @@ def test_every_kind_of_step_is_compiled_ahead(num_experts: int, top_k: int) -> N
         assert variants(rows) <= known, rows
 
 
+@pytest.mark.parametrize("many", [True, False])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_top_k_of_equal_and_senseless_logits(renormalize: bool) -> None:
+def test_top_k_of_equal_and_senseless_logits(renormalize: bool, many: bool) -> None:
     """Equal logits go by number; one that is not a number is the least; every choice is a different expert."""
     experts = Experts(torch.zeros(6, 32), torch.zeros(6, 32, 32), torch.zeros(6, 32, 16), 3, renormalize)
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, 2.0], [0.0] * 6, [torch.nan, 1.0, torch.nan, -1.0, 0.5, 0.0]])
     logits = torch.cat((logits, torch.full((1, 6), torch.nan)))
     routing = Routing.allocate(experts, 4, 4, 16)
     spoil(routing)
-    run([moe._top_k(experts, logits, 1, routing, 4, routing.scale_m, 0, 0.0)])
+    if many:
+        run([moe._top_k_rows(experts, logits, routing, 4)])
+    else:
+        run([moe._top_k(experts, logits, 1, routing, 4, routing.scale_m, 0, 0.0)])
     assert routing.expert_f.view(4, 3).tolist() == [[1, 2, 4], [0, 1, 2], [1, 4, 5], [0, 1, 2]]
     expert_mj, weight_mj = route(logits[:2], 3, renormalize)
     assert torch.equal(routing.expert_f.view(4, 3)[:2].long(), expert_mj)
