@@ -168,6 +168,15 @@ class ServerConfig:
         0, "Responses kept in memory for GET, previous_response_id and background (/v1/responses); 0: none.", low=0
     )
     responses_store_bytes: int = option(256 * 1024 * 1024, "Most bytes of kept responses; the oldest go.", low=1)
+    tool_server: list[str] = option(
+        [],
+        "NAME=URL of an MCP server whose tools /v1/responses may call (needs octavo[mcp]); several may be given.",
+    )
+    tool_timeout_s: float = option(60.0, "Seconds that a tool server gets for an answer.", low=0.01)
+    tool_loop_timeout_s: float = option(
+        600.0, "Seconds after which a response calls no more server tools, and answers.", low=0
+    )
+    max_tool_turns: int = option(16, "Turns of a response that calls server tools; the last one calls none.", low=2)
     drain_timeout_s: float = option(30.0, "Seconds that running requests get after SIGTERM.", low=0)
     max_engine_restarts: int = option(
         3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0

@@ -149,3 +149,13 @@ def test_import_is_quick() -> None:
         for _ in range(3)
     ]
     assert min(times) < 0.3
+
+
+def test_the_mcp_package_is_imported_in_one_file() -> None:
+    importers = {
+        str(path.relative_to(PACKAGE))
+        for path in python_files(PACKAGE)
+        for name in imports_of(ast.parse(path.read_text()))
+        if under(name, "mcp")
+    }
+    assert importers == {"server/mcp/client.py"}

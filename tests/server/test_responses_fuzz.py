@@ -17,7 +17,8 @@ SETTINGS = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 _WORDS = (
-    "message reasoning function_call function_call_output mcp_call mcp_list_tools item_reference input_text "
+    "message reasoning function_call function_call_output mcp_call mcp_list_tools item_reference "
+    "mcp_approval_request mcp_approval_response input_text "
     "output_text input_image refusal user assistant system developer auto none required function mcp web_search "
     "json_schema json_object text low high f 1 reasoning_text summary_text "
     "message.output_text.logprobs disabled allowed_tools"

@@ -17,6 +17,7 @@ from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts
 from octavo.server.errors import ApiError, UnavailableError
 from octavo.server.logprobs import TokenNames
+from octavo.server.mcp.servers import ToolServers
 from octavo.server.metrics import ServerMetrics
 from octavo.server.pulse import Pulse
 from octavo.server.responses.store import ResponseStore
@@ -53,6 +54,7 @@ class ServerContext:
         self.live: set[Generation] = set()
         self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None, self.keyring.all)
         self.pulse = Pulse(llm)
+        self.tool_servers = ToolServers(config.tool_server, config.tool_timeout_s)
         self.responses = ResponseStore(config.responses_store, config.responses_store_bytes)
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None

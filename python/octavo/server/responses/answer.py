@@ -20,7 +20,6 @@ from octavo.server.events import (
     ReasoningDelta,
     ToolCallDelta,
     ToolCallStart,
-    ToolName,
     TurnEvent,
 )
 from octavo.server.logprobs import Row, chat_entries
@@ -55,7 +54,6 @@ def response_usage(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def new_response(wanted: ResponsesRequest, params: SamplingParams, box: Toolbox, *, model: str, store: bool) -> Item:
     """A response object before anything was said."""
-    choice = box.choice
     return {
         "id": f"resp_{secrets.token_hex(24)}",
         "object": "response",
@@ -80,7 +78,7 @@ def new_response(wanted: ResponsesRequest, params: SamplingParams, box: Toolbox,
         "store": store,
         "temperature": params.temperature,
         "text": _text_config(wanted),
-        "tool_choice": {"type": "function", "name": choice.name} if isinstance(choice, ToolName) else choice,
+        "tool_choice": wanted.tool_choice or "auto",
         "tools": box.echo,
         "top_logprobs": wanted.top_logprobs or 0,
         "top_p": params.top_p,
@@ -146,13 +144,13 @@ class ResponseWriter:
         elif isinstance(event, ReasoningDelta):
             yield from self._open_part("reasoning", {"summary": [], "content": []}, {"type": "reasoning_text"})
             self._pieces.append(event.text)
-            yield self._in_item("response.reasoning_text.delta", content_index=0, delta=event.text)
+            yield self.in_item("response.reasoning_text.delta", content_index=0, delta=event.text)
         elif isinstance(event, ToolCallStart):
             yield from self.close_item()
             yield from self.open_item("function_call", call_id=event.id, name=event.name, arguments="")
         elif isinstance(event, ToolCallDelta):
             self._pieces.append(event.arguments)
-            yield self._in_item("response.function_call_arguments.delta", delta=event.arguments)
+            yield self.in_item("response.function_call_arguments.delta", delta=event.arguments)
 
     def _text(self, event: ContentDelta) -> Iterator[Event]:
         if not event.text and self._item is None:
@@ -166,7 +164,7 @@ class ResponseWriter:
         if event.text:
             self._pieces.append(event.text)
             entries = chat_entries(self._context.token_names, rows or ())
-            yield self._in_item("response.output_text.delta", content_index=0, delta=event.text, logprobs=entries)
+            yield self.in_item("response.output_text.delta", content_index=0, delta=event.text, logprobs=entries)
 
     def _open_part(self, kind: str, fields: Item, part: Item) -> Iterator[Event]:
         """Open an item of one content part, unless it is open."""
@@ -174,7 +172,7 @@ class ResponseWriter:
             return
         yield from self.close_item()
         yield from self.open_item(kind, **fields)
-        yield self._in_item("response.content_part.added", content_index=0, part={**part, "text": ""})
+        yield self.in_item("response.content_part.added", content_index=0, part={**part, "text": ""})
 
     def open_item(self, kind: str, **fields: Any) -> Iterator[Event]:
         """Start an item of the output."""
@@ -182,10 +180,16 @@ class ResponseWriter:
         self._pieces, self._rows = [], []
         yield self.event("response.output_item.added", output_index=len(self.response["output"]), item=dict(self._item))
 
-    def _in_item(self, kind: str, **data: Any) -> Event:
+    def in_item(self, kind: str, **data: Any) -> Event:
+        """An event about the open item."""
         assert self._item is not None
         place = {"item_id": self._item["id"], "output_index": len(self.response["output"])}
         return self.event(kind, **place, **data)
+
+    def fill(self, **fields: Any) -> None:
+        """Fields of the open item, told when it is closed."""
+        assert self._item is not None
+        self._item.update(fields)
 
     def close_item(self, status: str = "completed") -> Iterator[Event]:
         """End the open item, if there is one: it is part of the output then."""
@@ -193,7 +197,9 @@ class ResponseWriter:
         if item is None:
             return
         text = "".join(self._pieces)
-        yield from _CLOSERS[item["type"]](self, item, text)
+        close = _CLOSERS.get(item["type"])
+        if close is not None:
+            yield from close(self, item, text)
         item["status"] = status
         yield self.event("response.output_item.done", output_index=len(self.response["output"]), item=item)
         self.response["output"].append(item)
@@ -202,20 +208,20 @@ class ResponseWriter:
     def _close_message(self, item: Item, text: str) -> Iterator[Event]:
         entries = chat_entries(self._context.token_names, self._rows)
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": entries}
-        yield self._in_item("response.output_text.done", content_index=0, text=text, logprobs=entries)
-        yield self._in_item("response.content_part.done", content_index=0, part=part)
+        yield self.in_item("response.output_text.done", content_index=0, text=text, logprobs=entries)
+        yield self.in_item("response.content_part.done", content_index=0, part=part)
         item["content"] = [part]
 
     def _close_reasoning(self, item: Item, text: str) -> Iterator[Event]:
         part = {"type": "reasoning_text", "text": text}
-        yield self._in_item("response.reasoning_text.done", content_index=0, text=text)
-        yield self._in_item("response.content_part.done", content_index=0, part=part)
+        yield self.in_item("response.reasoning_text.done", content_index=0, text=text)
+        yield self.in_item("response.content_part.done", content_index=0, part=part)
         item["content"] = [part]
         if self._seals_reasoning:
             item["encrypted_content"] = sealed(text)
 
     def _close_call(self, item: Item, text: str) -> Iterator[Event]:
-        yield self._in_item("response.function_call_arguments.done", arguments=text, name=item["name"])
+        yield self.in_item("response.function_call_arguments.done", arguments=text, name=item["name"])
         item["arguments"] = text
 
     def finish(self, reason: str, usages: Sequence[dict[str, Any]]) -> Iterator[Event]:

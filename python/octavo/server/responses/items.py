@@ -25,7 +25,10 @@ ID_PREFIXES = {
     "function_call_output": "fco",
     "mcp_call": "mcp",
     "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
+STATUS_TYPES = ("message", "function_call", "function_call_output")
 
 
 def new_id(kind: str) -> str:
@@ -44,7 +47,7 @@ def normal_items(given: str | Sequence[Item]) -> list[dict[str, Any]]:
             kind = "message" if "role" in item else "item_reference"
         if not isinstance(kind, str) or kind not in READERS:
             raise _unknown(kind, f"input[{i}]")
-        status = {} if kind in ("mcp_list_tools", "reasoning") else {"status": "completed"}
+        status = {"status": "completed"} if kind in STATUS_TYPES else {}
         own_id = item.get("id")
         out.append({**status, **item, "type": kind, "id": own_id if isinstance(own_id, str) else new_id(kind)})
     return out
@@ -118,6 +121,16 @@ def _unsealed(value: object) -> str:
         return ""  # another server's, which nobody else can read
 
 
+def _error_text(error: object) -> str:
+    """What an `mcp_call`'s error says."""
+    if not isinstance(error, Mapping):
+        return str(error or "no output")
+    content = error.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = [str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part]
+    return "\n".join(texts) or str(error.get("message") or error.get("type"))
+
+
 class _Reader:
     """Reads items in order; the assistant's own are gathered into one message."""
 
@@ -125,6 +138,8 @@ class _Reader:
         self._messages = messages
         self._names: dict[str, str] = {}
         """Call id -> the tool's name."""
+        self._requested: dict[str, Item] = {}
+        """Approval requests by id."""
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -181,7 +196,22 @@ class _Reader:
         call_id, name = _string(item, "id", where), _string(item, "name", where)
         self._call(call_id, name, _string(item, "arguments", where), where)
         output, error = item.get("output"), item.get("error")
-        self._result(call_id, output if isinstance(output, str) else f"Error: {error}")
+        self._result(call_id, output if isinstance(output, str) else f"Error: {_error_text(error)}")
+
+    def approval_request(self, item: Item, where: str) -> None:
+        """A call that waits for the user's word; an approved one is an `mcp_call` later."""
+        self._requested[_string(item, "id", where)] = item
+
+    def approval_response(self, item: Item, where: str) -> None:
+        """The user's word; a refused call is told to the model as a failed one."""
+        call_id = _string(item, "approval_request_id", where)
+        asked = self._requested.get(call_id)
+        if asked is None:
+            raise RequestError(f"{where}: no mcp_approval_request has the id {call_id[:80]!r}", param="input")
+        if item.get("approve") is not True:
+            self._call(call_id, _string(asked, "name", where), _string(asked, "arguments", where), where)
+            reason = item.get("reason")
+            self._result(call_id, "Error: the user refused this call" + (f": {reason}" if reason else ""))
 
     def nothing(self, item: Item, where: str) -> None:
         """What tools there are is told by the request."""
@@ -206,4 +236,6 @@ READERS: dict[str, Callable[[_Reader, Item, str], None]] = {
     "function_call_output": _Reader.function_call_output,
     "mcp_call": _Reader.mcp_call,
     "mcp_list_tools": _Reader.nothing,
+    "mcp_approval_request": _Reader.approval_request,
+    "mcp_approval_response": _Reader.approval_response,
 }

@@ -1,80 +1,225 @@
-"""Runs one response: its turn, the events that come of it, and its end, whether somebody listens or not.
+"""Runs one response: turns of the model, and calls of server tools between them, until the model has answered.
 
-Not here: what events say (answer.py), what is kept (store.py).
+Not here: what events say (answer.py, mcp_events.py), what server tools are (mcp.py), what is kept (store.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.errors import UnavailableError, to_api_error
-from octavo.server.events import TurnEnd, TurnRequest
+from octavo.server.events import ToolCallDelta, ToolCallStart, TurnEnd, TurnEvent, TurnRequest
 from octavo.server.responses.answer import Event, ResponseWriter
+from octavo.server.responses.items import Item, to_chat
+from octavo.server.responses.mcp import Served, ServerTools, approved_calls
+from octavo.server.responses.mcp_events import approval_asked, call_begins, call_ends, tools_listed
 from octavo.server.responses.store import Kept
+from octavo.server.responses.tools import Toolbox, choose
 from octavo.server.responses.truncate import drop_oldest
-from octavo.server.schema.responses import WORDS
+from octavo.server.schema.responses import WORDS, ResponsesRequest
 from octavo.server.schema.words import renamed
 from octavo.server.turn import Turn
 
 ENDS = ("stop", "length", "tool_calls")
+_TOO_MANY = {
+    "output": None,
+    "error": {"type": "mcp_protocol_error", "code": 0, "message": "max_tool_calls is reached: call no more tools"},
+}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of a server tool that the model makes."""
+
+    served: Served
+    pieces: list[str] = field(default_factory=list)
+    approval_id: str | None = None
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class _Said:
+    """What matters of a turn after it: calls of server tools by number, whether the client must act, how it ended."""
+
+    calls: dict[int, _Call] = field(default_factory=dict)
+    waits_for_client: bool = False
+    reason: str = ""
 
 
 class ResponseRun:
     """One response from its first turn to its end; `start` once, iterate once, and `close` always.
 
     Args:
-        truncates: Leave out the oldest turns of a conversation that is too long.
+        items: The whole conversation.
+        box: The request's own functions; those of servers are added by `start`.
     """
 
     def __init__(
         self,
         context: ServerContext,
-        request: TurnRequest,
+        wanted: ResponsesRequest,
+        params: SamplingParams,
+        items: Sequence[Item],
+        box: Toolbox,
+        tools: ServerTools,
         writer: ResponseWriter,
         *,
-        truncates: bool,
         size_bytes: int,
     ) -> None:
         self.writer = writer
         self._context = context
-        self._request = request
-        self._truncates = truncates
+        self._wanted = wanted
+        self._params = params
+        self._items = items
+        self._box = box
+        self._tools = tools
         self._size_bytes = size_bytes
+        self._approved: list[_Call] = []
         self._turn: Turn | None = None
+        self._num_turns = 0
+        self._num_calls = 0
+        self._deadline_s = time.monotonic() + context.config.tool_loop_timeout_s
         self._usages: list[dict[str, Any]] = []
 
     async def start(self) -> None:
-        """Submit the first turn. Errors as of `Turn.start`, in the words of this API."""
+        """Ask for tools and submit the first turn. Errors as of `Turn.start`, in the words of this API."""
+        await self._tools.list_into(self._box)
+        choose(self._box, self._wanted.tool_choice, self._tools.of)
+        for item in approved_calls(self._items):
+            for name in self._tools.of(item.get("server_label"), item.get("name"))[:1]:
+                served = self._tools.find(name)
+                assert served is not None
+                self._approved.append(_Call(served, [str(item.get("arguments") or "")], item["id"]))
+        if not self._approved:
+            await self._start_turn(last=False)
+
+    async def _start_turn(self, *, last: bool) -> None:
+        """Submit the next turn; the last one calls no tools."""
+        wanted = self._wanted
+        choice = self._box.choice if not self._num_turns else "auto"  # a forced call has been made
+        request = TurnRequest(
+            messages=to_chat(wanted.instructions, [*self._items, *self.writer.response["output"]]),
+            params=self._params,
+            tools=self._box.functions,
+            tool_choice="none" if last else choice,
+            parallel_tool_calls=wanted.parallel_tool_calls,
+            reasoning_effort=wanted.effort,
+            include_reasoning=wanted.include_reasoning,
+            template_options=wanted.chat_template_kwargs or {},
+            priority=wanted.priority,
+            cache_salt=wanted.cache_salt,
+        )
+        self._num_turns += 1
         with renamed(WORDS):
-            if self._truncates:
-                self._request = await drop_oldest(self._context, self._request, size_bytes=self._size_bytes)
-            self._turn = await Turn.start(self._context, self._request, size_bytes=self._size_bytes)
+            if wanted.truncation == "auto":
+                request = await drop_oldest(self._context, request, size_bytes=self._size_bytes)
+            if self._num_turns > 1:
+                request = self._within_budget(request)
+            self._turn = await Turn.start(self._context, request, size_bytes=self._size_bytes)
+
+    def _within_budget(self, request: TurnRequest) -> TurnRequest:
+        """Later turns get what earlier ones left of max_output_tokens."""
+        most = self._params.max_tokens
+        if most is None:
+            return request
+        used = sum(usage["completion_tokens"] for usage in self._usages)
+        return replace(request, params=replace(self._params, max_tokens=max(1, most - used), min_tokens=0))
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Everything after the start; raises what the turn raises."""
-        begun = False
-        reason = ""
-        turn = self._turn
-        assert turn is not None, "start comes first"
-        async for batch in turn.events():
-            events = [] if begun else list(self.writer.begin())
-            begun = True
-            for event in batch:
-                if isinstance(event, TurnEnd):
-                    reason = event.finish_reason
-                events += self.writer.write(event)
-            yield events
-        self._usages.append(turn.usage())
-        if reason not in ENDS:
-            raise UnavailableError("the response was ended by the server")
-        yield list(self.writer.finish(reason, self._usages))
+        """Everything after the start; raises what turns raise."""
+        opened = False
+        if self._approved:
+            yield self._opening()
+            opened = True
+            async for events in self._run_calls(self._approved):
+                yield events
+            await self._start_turn(last=False)
+        while True:
+            said = _Said()
+            turn = self._turn
+            assert turn is not None, "start comes first"
+            async for batch in turn.events():
+                events = [] if opened else self._opening()
+                opened = True
+                events += [out for event in batch for out in self._read(event, said)]
+                if events:
+                    yield events
+            self._usages.append(turn.usage())
+            turn.close()
+            if said.reason not in ENDS:
+                raise UnavailableError("the response was ended by the server")
+            if not said.calls or said.reason == "length":
+                break
+            asking = [call for call in said.calls.values() if call.served.asks]
+            async for events in self._run_calls([call for call in said.calls.values() if not call.served.asks]):
+                yield events
+            yield [event for call in asking for event in self._ask(call)]
+            if asking or said.waits_for_client:
+                break
+            await self._start_turn(last=self._is_last())
+        yield list(self.writer.finish(said.reason, self._usages))
+
+    def _opening(self) -> list[Event]:
+        """The first events, with the lists of tools that the conversation does not hold yet."""
+        known = {item["server_label"] for item in self._items if item["type"] == "mcp_list_tools"}
+        lists = [(label, tools) for label, tools in self._tools.listed if label not in known]
+        return [
+            *self.writer.begin(),
+            *(event for label, tools in lists for event in tools_listed(self.writer, label, tools)),
+        ]
+
+    def _read(self, event: TurnEvent, said: _Said) -> list[Event]:
+        """Events of what the model says; calls of server tools are kept until they are complete."""
+        if isinstance(event, TurnEnd):
+            said.reason = event.finish_reason
+        elif isinstance(event, ToolCallStart):
+            served = self._tools.find(event.name)
+            if served is not None:
+                said.calls[event.call] = _Call(served)
+                return []
+            said.waits_for_client = True
+        elif isinstance(event, ToolCallDelta) and event.call in said.calls:
+            said.calls[event.call].pieces.append(event.arguments)
+            return []
+        return list(self.writer.write(event))
+
+    async def _run_calls(self, calls: Sequence[_Call]) -> AsyncIterator[list[Event]]:
+        """Make calls one after another."""
+        most = self._wanted.max_tool_calls
+        for call in calls:
+            served = call.served
+            yield list(call_begins(self.writer, served.label, served.tool.name, call.arguments, call.approval_id))
+            if most is not None and self._num_calls >= most:
+                outcome = _TOO_MANY
+            else:
+                self._num_calls += 1
+                outcome = await self._tools.call(served, call.arguments)
+            yield list(call_ends(self.writer, outcome))
+
+    def _ask(self, call: _Call) -> list[Event]:
+        return list(approval_asked(self.writer, call.served.label, call.served.tool.name, call.arguments))
+
+    def _is_last(self) -> bool:
+        """Whether the next turn must be the last one."""
+        most = self._wanted.max_tool_calls
+        return (
+            self._num_turns + 1 >= self._context.config.max_tool_turns
+            or time.monotonic() >= self._deadline_s
+            or (most is not None and self._num_calls >= most)
+        )
 
     async def told(self) -> AsyncIterator[list[Event]]:
-        """The same, where an error after the first event is told by the last event."""
+        """`events`, where an error after the first one is told by the last one."""
         begun = False
         try:
             async for events in self.events():
@@ -96,40 +241,45 @@ class ResponseRun:
             pass
         return self.writer.response
 
-    async def in_background(self, kept: Kept, started: asyncio.Future[None]) -> None:
-        """Do the work of a background response: `started` tells whether it was accepted, the log everything else."""
-        log = kept.log
-        assert log is not None
-
-        def tell(events: list[Event]) -> None:
-            for event in events:
-                log.add(sse_event(event))
-
-        try:
-            tell(list(self.writer.queue()))
-            try:
-                await self.start()
-            except Exception as error:
-                started.set_exception(error)
-                return
-            started.set_result(None)
-            try:
-                async for events in self.events():
-                    tell(events)
-            except Exception as error:
-                tell(list(self.writer.fail(to_api_error(error), self._usages)))
-        except asyncio.CancelledError:
-            self.writer.cancel()
-        finally:
-            self.close()
-            log.close()
-            self._context.responses.settle(kept)
-
     def close(self) -> None:
         """Abort what still runs."""
         if self._turn is not None:
             self._turn.close()
+        self._tools.close()
 
 
 def sse_event(event: Event) -> str:
     return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+async def in_background(run: ResponseRun, context: ServerContext, kept: Kept, started: asyncio.Future[None]) -> None:
+    """Do the work of a background response: `started` tells whether it was accepted, the log everything else."""
+    log = kept.log
+    assert log is not None
+    try:
+        for event in run.writer.queue():
+            log.add(sse_event(event))
+        try:
+            await run.start()
+        except Exception as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        async for events in _all_told(run):
+            for event in events:
+                log.add(sse_event(event))
+    except asyncio.CancelledError:
+        run.writer.cancel()
+    finally:
+        run.close()
+        log.close()
+        context.responses.settle(kept)
+
+
+async def _all_told(run: ResponseRun) -> AsyncIterator[list[Event]]:
+    """Events of a run, an error as the last one even when it is the first: nobody else hears of it."""
+    try:
+        async for events in run.told():
+            yield events
+    except Exception as error:
+        yield list(run.writer.fail(to_api_error(error), []))

@@ -6,7 +6,7 @@ Not here: calls of MCP servers (mcp.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +60,11 @@ def add_functions(box: Toolbox, tools: Sequence[Mapping[str, Any]]) -> None:
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
         kind = tool.get("type")
+        if kind == "mcp":
+            box.echo.append(dict(tool))
+            continue
         if kind != "function":
-            message = f"{where}.type: {str(kind)[:60]!r} tools are not available here; known: function"
+            message = f"{where}.type: {str(kind)[:60]!r} tools are not available here; known: function, mcp"
             raise RequestError(message, param="tools", code="unsupported")
         name, description = tool.get("name"), tool.get("description")
         if not isinstance(name, str) or not isinstance(description, str | None):
@@ -74,8 +77,12 @@ def add_functions(box: Toolbox, tools: Sequence[Mapping[str, Any]]) -> None:
         box.echo.append({**tool, "parameters": parameters, "strict": strict})
 
 
-def choose(box: Toolbox, choice: str | Mapping[str, Any] | None) -> None:
-    """Set what must be called. `RequestError` for a choice that no tool fits."""
+NamesOf = Callable[[object, object], list[str]]
+"""(server label, tool's name or None for all) -> the names that the model knows the server's tools by."""
+
+
+def choose(box: Toolbox, choice: str | Mapping[str, Any] | None, served: NamesOf) -> None:
+    """Set what must be called, once all tools are known. `RequestError` for a choice that no tool fits."""
     if choice is None:
         return
     if isinstance(choice, str):
@@ -87,24 +94,35 @@ def choose(box: Toolbox, choice: str | Mapping[str, Any] | None) -> None:
         return
     kind = choice.get("type")
     if kind == "function":
-        box.choice = ToolName(_known(box, choice.get("name")))
+        box.choice = ToolName(_names(box, choice, served)[0])
+    elif kind == "mcp":
+        names = _names(box, choice, served)
+        box.choice = ToolName(names[0]) if len(names) == 1 else "required"
+        box.keep(set(names))
     elif kind == "allowed_tools":
-        _allow(box, choice)
+        _allow(box, choice, served)
     else:
         raise RequestError(f"tool_choice.type: {str(kind)[:60]!r} is not known here", param="tool_choice")
 
 
-def _known(box: Toolbox, name: object) -> str:
-    if not isinstance(name, str) or name not in box.names:
-        raise RequestError(f"tool_choice: {str(name)[:80]!r} is no tool of this request", param="tool_choice")
-    return name
+def _names(box: Toolbox, choice: object, served: NamesOf) -> list[str]:
+    """The functions that a choice names: one of the request's own, or those of a server."""
+    if isinstance(choice, Mapping):
+        if choice.get("type") == "mcp":
+            names = served(choice.get("server_label"), choice.get("name"))
+            if names:
+                return names
+        name = choice.get("name")
+        if isinstance(name, str) and name in box.names:
+            return [name]
+    raise RequestError("tool_choice names no tool of this request", param="tool_choice")
 
 
-def _allow(box: Toolbox, choice: Mapping[str, Any]) -> None:
+def _allow(box: Toolbox, choice: Mapping[str, Any], served: NamesOf) -> None:
     mode, tools = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required") or not isinstance(tools, list):
         raise RequestError("tool_choice.mode must be auto or required, and tools a list", param="tool_choice")
-    box.keep({_known(box, tool.get("name") if isinstance(tool, Mapping) else None) for tool in tools})
+    box.keep({name for tool in tools for name in _names(box, tool, served)})
     if mode == "required" and not box.functions:
         raise RequestError("tool_choice.tools must not be empty", param="tool_choice")
     box.choice = mode

@@ -10,16 +10,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from octavo.errors import RequestError
-from octavo.sampling_params import SamplingParams
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
-from octavo.server.events import TurnRequest
 from octavo.server.responses.answer import ResponseWriter, new_response
 from octavo.server.responses.items import normal_items, to_chat
-from octavo.server.responses.run import ResponseRun
+from octavo.server.responses.mcp import ServerTools, parse_uses
+from octavo.server.responses.run import ResponseRun, in_background
 from octavo.server.responses.store import EventLog, Kept
-from octavo.server.responses.tools import Toolbox, add_functions, choose
+from octavo.server.responses.tools import Toolbox, add_functions
 from octavo.server.schema.responses import ResponsesRequest, parse_responses
 from octavo.server.sse import ClientGoneError, EventStream, while_connected
 from octavo.server.tenants import caller
@@ -39,20 +38,22 @@ async def create(request: Request) -> Response:
     items = [*_items_before(context, wanted, owner), *normal_items(wanted.input)]
     box = Toolbox()
     add_functions(box, wanted.tools or [])
-    choose(box, wanted.tool_choice)
+    to_chat(wanted.instructions, items)  # finds what is wrong with them before anything is done
+    tools = ServerTools(context.tool_servers, parse_uses(wanted.tools or [], context.tool_servers))
     response = new_response(wanted, params, box, model=model, store=store)
     writer = ResponseWriter(context, response, logprobs=wanted.wants_logprobs, seals_reasoning=wanted.seals_reasoning)
-    run = ResponseRun(
-        context,
-        _turn_request(wanted, params, box, to_chat(wanted.instructions, items)),
-        writer,
-        truncates=wanted.truncation == "auto",
-        size_bytes=size_bytes,
-    )
+    run = ResponseRun(context, wanted, params, items, box, tools, writer, size_bytes=size_bytes)
     kept = Kept(response, items, owner)
     if wanted.background:
-        return await _in_background(context, run, kept, stream=wanted.stream)
-    await run.start()
+        return await _start_in_background(context, run, kept, stream=wanted.stream)
+    try:
+        await while_connected(request.receive, run.start())
+    except ClientGoneError:
+        run.close()
+        return Response(status_code=499)
+    except BaseException:
+        run.close()
+        raise
 
     def end() -> None:
         run.close()
@@ -103,28 +104,11 @@ def _items_before(context: ServerContext, wanted: ResponsesRequest, owner: str) 
     return [*before.input_items, *before.response["output"]]
 
 
-def _turn_request(
-    wanted: ResponsesRequest, params: SamplingParams, box: Toolbox, messages: list[dict[str, Any]]
-) -> TurnRequest:
-    return TurnRequest(
-        messages=messages,
-        params=params,
-        tools=box.functions,
-        tool_choice=box.choice,
-        parallel_tool_calls=wanted.parallel_tool_calls,
-        reasoning_effort=wanted.effort,
-        include_reasoning=wanted.include_reasoning,
-        template_options=wanted.chat_template_kwargs or {},
-        priority=wanted.priority,
-        cache_salt=wanted.cache_salt,
-    )
-
-
-async def _in_background(context: ServerContext, run: ResponseRun, kept: Kept, *, stream: bool) -> Response:
+async def _start_in_background(context: ServerContext, run: ResponseRun, kept: Kept, *, stream: bool) -> Response:
     kept.log = EventLog()
     context.responses.add(kept)
     started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    kept.task = asyncio.create_task(run.in_background(kept, started))
+    kept.task = asyncio.create_task(in_background(run, context, kept, started))
     accepted = dict(kept.response)
     try:
         await started

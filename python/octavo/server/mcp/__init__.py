@@ -1,0 +1,1 @@
+"""Tool servers: MCP endpoints that the operator names (`--tool-server`); requests can only choose among them."""
