@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,23 +19,37 @@ from triton.compiler import CompiledKernel
 
 _handles: dict[tuple[Any, ...], CompiledKernel] = {}
 _only_compile = False
+_known: set[tuple[Any, ...]] = set()
+"""Launches that were compiled since `compiling` began."""
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """Within, launches only compile their kernels, on all cores at once; what they would write is left as it is."""
+def compiling(executor: Executor | None = None) -> Iterator[None]:
+    """Within, launches only compile their kernels, on all cores at once (or by `executor`); what they would write is
+    left as it is."""
     global _only_compile
-    with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+    if _only_compile:
+        yield
+        return
+    with executor or ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
         _only_compile = True
         try:
             yield
         finally:
             _only_compile = False
+            _known.clear()
 
 
 def only_compiling() -> bool:
     """Whether launches must not run."""
     return _only_compile
+
+
+def is_known(key: tuple[Any, ...]) -> bool:
+    """Whether a launch like this one was compiled already since `compiling` began."""
+    known = key in _known
+    _known.add(key)
+    return known
 
 
 def launch(
@@ -62,7 +76,8 @@ def launch(
     if pdl:
         options["launch_pdl"] = True
     if _only_compile:
-        kernel.warmup(*args, **constants, grid=grid, **options)
+        if not is_known(key):
+            kernel.warmup(*args, **constants, grid=grid, **options)
         return
     compiled = kernel[grid](*args, **constants, **options)
     if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing

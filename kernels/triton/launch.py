@@ -8,15 +8,11 @@ complete when a kernel starts, and what comes before its wait may read weights a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import triton
-
-from octavo.kernels.triton.handles import only_compiling
+from octavo.kernels.triton.handles import compiling, is_known, only_compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,9 @@ class Launch:
     def run(self, *, pdl: bool = True) -> None:
         """Start it on the current stream; `pdl` False for devices (and the interpreter) without dependent launches."""
         if only_compiling():
-            self.warm_up(pdl=pdl)
+            dtypes = [getattr(arg, "dtype", None) for arg in self.args.values()]
+            if not is_known((self.variant, pdl, *dtypes)):
+                self.warm_up(pdl=pdl)
         else:
             self.kernel[self.grid](**self.args, **self.constants, PDL=pdl, **self._options(pdl))
 
@@ -56,7 +54,7 @@ class Launch:
 def compile_together(launches: Iterable[Launch], *, pdl: bool = True) -> int:
     """Compile what is not compiled yet, on all cores, for the current device; how many kernels the launches share."""
     unique = {launch.variant: launch for launch in launches}
-    with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+    with compiling():
         for launch in unique.values():
-            launch.warm_up(pdl=pdl)
+            launch.run(pdl=pdl)
     return len(unique)

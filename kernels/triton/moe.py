@@ -31,6 +31,7 @@ from octavo.kernels.triton.moe_route import (
 from octavo.kernels.triton.moe_table import PAIRS_PER_EXPERT, Tile, fit_rows
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import bucket_for
+from octavo.kernels.triton.target import has_dependent_launches
 
 ROUTER_M: Final = 16
 TOP_K_ROWS: Final = 16
@@ -83,7 +84,7 @@ def mix(experts: Experts, x_mh: Tensor, logit_me: Tensor) -> Tensor:
     """The experts' weighted sum [m, h] for normed rows and their router logits, on CUDA; no host synchronization.
     The sizes must be ones that moe_table.py `supports`."""
     out_mh = torch.empty_like(x_mh)
-    pdl = torch.version.hip is None and torch.cuda.get_device_capability(x_mh.device) >= (9, 0)
+    pdl = has_dependent_launches(x_mh.device)
     if only_compiling():
         _compile_all(experts, x_mh, logit_me, pdl)
         return out_mh

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.reference.prepare import PreparedTokens
+from octavo.kernels.triton.handles import launch
 
 TOKENS = 128
 """Tokens of a program."""
@@ -18,12 +19,12 @@ TOKENS = 128
 ARRAYS = ["token_ptr", "position_ptr", "slot_ptr", "start_ptr", "last_ptr"]
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_rows"], do_not_specialize_on_alignment=ARRAYS)
+@triton.jit(do_not_specialize=["num_tokens", "num_rows", "table_stride"], do_not_specialize_on_alignment=ARRAYS)
 def prepare_kernel(
     token_ptr, position_ptr, slot_ptr, start_ptr, table_ptr, last_ptr, out_token_ptr, out_position_ptr, out_place_ptr,
     num_tokens, num_rows, table_stride, BLOCK: tl.constexpr, STEPS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS tokens; 2^STEPS exceeds the number of rows."""
+    """TOKENS tokens; 2^STEPS exceeds the number of rows that there can be."""
     token_t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     exists_t = token_t < num_tokens
     # Rows whose start is at most the token, less one, is its row: binary search for that number.
@@ -61,12 +62,13 @@ def prepare_step(
     num_tokens, num_rows = token_id_t.shape[0], row_slot_r.shape[0]
     out = torch.empty(3, num_tokens, dtype=torch.int64, device=token_id_t.device).unbind(0)
     if num_tokens:
-        prepare_kernel[(triton.cdiv(num_tokens, TOKENS),)](
-            token_id_t, position_t, row_slot_r, query_start_r, block_table_sb, last_token_s, *out,
-            num_tokens, num_rows, block_table_sb.stride(0),
-            BLOCK=block_size,
-            STEPS=max(num_rows, 1).bit_length(),
-            TOKENS=TOKENS,
+        arrays = (token_id_t, position_t, row_slot_r, query_start_r, block_table_sb, last_token_s, *out)
+        steps = block_table_sb.shape[0].bit_length()  # every row has a slot
+        launch(
+            prepare_kernel,
+            (triton.cdiv(num_tokens, TOKENS), 1, 1),
+            (*arrays, num_tokens, num_rows, block_table_sb.stride(0)),
+            {"BLOCK": block_size, "STEPS": steps, "TOKENS": TOKENS},
             num_warps=4,
-        )  # fmt: skip
+        )
     return PreparedTokens(*out)

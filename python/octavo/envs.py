@@ -32,6 +32,12 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "octavo"
 
 
+def kernel_cache_dir() -> Path:
+    """Where Triton keeps compiled kernels."""
+    home = Path(os.environ.get("TRITON_HOME", Path.home()))
+    return Path(os.environ.get("TRITON_CACHE_DIR", home / ".triton" / "cache"))
+
+
 def log_level() -> str:
     return os.environ.get("OCTAVO_LOG_LEVEL", "info")
 

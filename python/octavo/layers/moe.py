@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from octavo.kernels.triton.moe_table import supports
+from octavo.kernels.triton.target import runs_kernels
 from octavo.layers.activation import GatedActivation
 from octavo.layers.fused.base import ExpertWeights
 
@@ -96,7 +97,7 @@ class SparseMLP(nn.Module):
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
         logit_te = F.linear(hidden_tm, self.router)
-        if hidden_tm.is_cuda and self.has_kernels:
+        if self.has_kernels and runs_kernels(hidden_tm.device):
             from octavo.kernels.triton.moe import mix  # loads Triton
             from octavo.kernels.triton.moe_experts import Experts
 

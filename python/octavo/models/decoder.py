@@ -347,7 +347,7 @@ class Decoder(nn.Module):
             has_fp8=any(linear.weight_scale is not None for linear in linears),
         )
         self.decode_kernels = self._decode_kernels(decode_kernels, shape, device)
-        if device.type == "cuda" and decode_kernels != "plain":
+        if DeviceTraits.of(device).kind == "cuda" and decode_kernels != "plain":
             self.use_joins()
 
     def _decode_kernels(self, choice: str, shape: DecoderShape, device: torch.device) -> DecodeKernels | None:
@@ -366,10 +366,10 @@ class Decoder(nn.Module):
     def use_joins(self) -> None:
         """From now on run what lies between the products with fused kernels; needs the Triton attention backend."""
         from octavo.layers.fused.fp8_joins import quantize_between  # these load Triton
-        from octavo.layers.fused.joins import has_dependent_launches, use_joins
+        from octavo.layers.fused.joins import use_joins
         from octavo.layers.fused.qkv_attention import QkvAttention
 
-        pdl = has_dependent_launches(self.norm.weight.device)
+        pdl = DeviceTraits.of(self.norm.weight.device).has_dependent_launches
         use_joins(self, pdl=pdl)
         for block in self.layers():
             quantize_between(block.input_norm, block.attention.qkv, pdl=pdl)

@@ -11,6 +11,7 @@ from octavo.kernels.reference.sample import SlotParameters
 from octavo.kernels.triton.interpreter import is_interpreting, mend
 from octavo.kernels.triton.launch import compile_together
 from octavo.kernels.triton.sample import CHUNK_SIZES, Choice, Rows, Scratch, launches, sample
+from octavo.kernels.triton.target import has_dependent_launches
 from octavo.sampling.base import SampledRows, TokenTarget
 
 
@@ -23,7 +24,7 @@ class FusedChoice:
         self._max_rows, self._vocab_size = max_rows, vocab_size
         device = slots.divisor_s.device
         self._scratch = Scratch.allocate(max_rows, vocab_size, device)
-        self._pdl = not is_interpreting() and _has_dependent_launches(device.type)
+        self._pdl = not is_interpreting() and has_dependent_launches(device)
 
     def choose(self, logits_sv: Tensor, rows: SampledRows, target: TokenTarget, *, draws: bool, limits: bool) -> Tensor:
         """int64 [s], valid until the next call. `draws`: some rows draw; `limits`: some of them from less than all."""
@@ -46,8 +47,3 @@ class FusedChoice:
             )
         )
         compile_together(chosen, pdl=self._pdl)
-
-
-def _has_dependent_launches(device_type: str) -> bool:
-    """Whether the device starts a kernel before the one ahead of it has ended (from Hopper on)."""
-    return device_type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (9, 0)

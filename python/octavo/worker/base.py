@@ -45,7 +45,7 @@ class Runner(Protocol):
 
 
 RUNNERS = {
-    "torch": "octavo.worker.runner:TorchRunner",
+    "torch": "octavo.worker.torch_start:start_runner",
     "fake": "octavo.worker.fake:FakeRunner",
 }
 

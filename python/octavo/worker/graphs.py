@@ -15,8 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-CONTEXT_BOUNDS = (256, 4096)
-"""Beside the longest context."""
+from octavo.worker.step_kinds import context_bounds
+
 MAX_SAMPLING_GRAPHS = 256
 """Ways of sampling are many; steps beyond so many run as usual."""
 Result = TypeVar("Result")
@@ -27,7 +27,7 @@ class DecodeGraphs:
 
     def __init__(self, sizes: Sequence[int], max_model_len: int) -> None:
         self._sizes = sorted(sizes)
-        self._bounds = [bound for bound in CONTEXT_BOUNDS if bound < max_model_len] + [max_model_len]
+        self._bounds = context_bounds(max_model_len)
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._sampling: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if sizes else None

@@ -297,14 +297,16 @@ def memory_errors(config: EngineConfig) -> Iterator[None]:
         ) from error
 
 
-def make_plan(config: EngineConfig, progress: Progress | None = None) -> MemoryPlan:
-    """Find model and device, resolve the config, and plan. Reads no weights. Errors: ConfigError, ModelError."""
+def make_plan(config: EngineConfig, progress: Progress | None = None, source: ModelSource | None = None) -> MemoryPlan:
+    """Find the model (unless it is given) and the device, resolve the config, and plan. Reads no weights. Errors:
+    ConfigError, ModelError."""
     from octavo.models.config import normalize_config
     from octavo.models.registry import is_native, weight_bytes
     from octavo.models.sources import resolve_source
     from octavo.worker.kv_cache import DTYPES
 
-    source = resolve_source(config.model, progress or (lambda stage, fraction: None))
+    if source is None:
+        source = resolve_source(config.model, progress or (lambda stage, fraction: None))
     model = normalize_config(source.raw_config, source.generation_config)
     device = find_device(config.execution.device)
     resolved = resolve_config(config, device, model.max_position_embeddings)

@@ -29,17 +29,17 @@ from octavo.worker.base import Progress
 from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
 from octavo.worker.facts import model_facts
 from octavo.worker.fixed_rows import FixedRows
-from octavo.worker.graphs import CONTEXT_BOUNDS, DecodeGraphs
+from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.slots import Slots
 from octavo.worker.step_kernels import StepKernels
+from octavo.worker.step_kinds import mixed_kinds
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
-
-MIXED_ROWS = 129
-"""Rows of a mixed step past which kernels are the same: attention splits no more than 128 decode rows."""
+    from octavo.models.sources import ModelSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,19 @@ class PromptLogprobs:
 
 
 class TorchRunner:
-    """See `octavo.worker.base.Runner`."""
+    """See `octavo.worker.base.Runner`. `source`, `kernels`: the model, if it was found already, and the build of its
+    kernels."""
 
-    def __init__(self, config: EngineConfig, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Progress,
+        source: ModelSource | None = None,
+        kernels: KernelBuild | None = None,
+    ) -> None:
         progress("config", 0.0)
-        self.plan = make_plan(config, progress)
+        self._build = kernels
+        self.plan = make_plan(config, progress, source)
         self.config = self.plan.config
         self.num_blocks = self.plan.num_blocks
         progress(self.plan.report(), 1.0)
@@ -145,6 +153,8 @@ class TorchRunner:
                 self._warm_up()
 
     def _warm_up(self) -> None:
+        if self._build is not None:
+            self._build.wait(self._progress)
         self._compile_mixed_steps()
         self._progress("graphs", 0.0)
         arenas, limits = self._arenas, self._limits
@@ -180,21 +190,20 @@ class TorchRunner:
         torch.cuda.synchronize()
 
     def _compile_mixed_steps(self) -> None:
-        """Compile the kernels of steps without a graph, so that no request waits for a compiler: what is chosen depends
-        on the number of decode rows, the longest context, and the longest prompt. One prompt row follows the others."""
+        """Compile the kernels of steps without a graph, so that no request waits for a compiler."""
         compile_only = self._kernels.compile_only()
         if compile_only is None:
             return
         self._progress("kernels", 0.0)
-        longest = self.plan.max_model_len
-        num_rows = min(MIXED_ROWS, self._limits.max_num_seqs, self._limits.max_num_batched_tokens)
-        self._arenas.fill_null_rows(0, num_rows, 1)
+        max_rows = min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens)
+        kinds = mixed_kinds(max_rows, self.plan.max_model_len)
+        self._arenas.fill_null_rows(0, max(kind.num_rows for kind in kinds), 1)
         arena = self._arenas.upload(0)
         with compile_only:
-            for num_decodes in sorted({min(1 << power, num_rows - 1) for power in range(num_rows.bit_length())}):
-                for max_kv_len in sorted({min(bound, longest) for bound in (*CONTEXT_BOUNDS, longest)}):
-                    self._forward(arena, num_decodes + 1, num_decodes, num_decodes + 1, 1, max_kv_len)
-            self._forward(arena, num_rows, 0, num_rows, longest, longest)
+            for kind in kinds:
+                self._forward(
+                    arena, kind.num_rows, kind.num_decode_rows, kind.num_tokens, kind.max_query_len, kind.max_kv_len
+                )
         torch.cuda.synchronize()
         self._progress("kernels", 1.0)
 
@@ -324,6 +333,8 @@ class TorchRunner:
 
     def close(self) -> None:
         """See `Runner.close`."""
+        if self._build is not None:
+            self._build.close()
         self._graphs.close()
         self._kv_cache.clear()
         if self._device.type == "cuda":

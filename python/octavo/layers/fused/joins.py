@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import nn
 
 from octavo.kernels.triton.gated import gated_silu
@@ -17,12 +16,6 @@ from octavo.layers.activation import GatedActivation
 from octavo.layers.norm import RMSNorm
 
 SILU = ("silu", "swish")
-
-
-def has_dependent_launches(device: torch.device) -> bool:
-    """Whether a kernel may be launched before the one ahead of it has ended (PDL, from sm_90)."""
-    is_cuda = device.type == "cuda" and torch.version.hip is None
-    return is_cuda and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def use_joins(model: nn.Module, *, pdl: bool) -> None:

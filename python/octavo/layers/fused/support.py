@@ -12,6 +12,7 @@ import torch
 from octavo.attention.base import AttentionSpec
 from octavo.kernels.triton.moe_table import supports
 from octavo.kernels.triton.skinny_table import BUCKETS, choose
+from octavo.kernels.triton.target import capability, has_dependent_launches, runs_kernels
 
 ACTIVATIONS = ("silu", "swish")
 HEAD_DIMS = (64, 128)
@@ -44,11 +45,14 @@ class DeviceTraits:
 
     kind: str
     capability: tuple[int, int] = (0, 0)
+    has_dependent_launches: bool = False
+    """A kernel may be launched before the one ahead of it has ended (PDL)."""
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceTraits:
-        """Of a device that is present."""
-        return cls(device.type, torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0))
+        """Of a device that is present, or that kernels are compiled for."""
+        kind = "cuda" if runs_kernels(device) else device.type
+        return cls(kind, capability(device), has_dependent_launches(device))
 
 
 def obstacle(shape: DecoderShape, device: DeviceTraits) -> str | None:

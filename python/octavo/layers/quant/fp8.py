@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
+from octavo.kernels.triton.target import capability
 from octavo.layers.linear import DENSE, Linear
 
 ROWWISE_TOKENS: Final = 65
@@ -27,7 +28,7 @@ LEAST_CAPABILITY: Final = (8, 9)
 
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether the device has fp8 products."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+    return capability(device) >= LEAST_CAPABILITY
 
 
 class Fp8Rows(NamedTuple):

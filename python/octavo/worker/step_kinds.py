@@ -1,0 +1,45 @@
+"""The kinds of steps that differ in their kernels: run, or compiled, once each, they leave nothing to compile later.
+
+Which kernels a step takes depends on its decode rows, its longest context and its longest prompt, in a few classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONTEXT_BOUNDS = (256, 4096)
+"""Contexts that attention splits its work for, beside the longest."""
+MIXED_ROWS = 129
+"""Rows of a mixed step past which kernels are the same: attention splits no more than 128 decode rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """As the fields of a plan of that name."""
+
+    num_rows: int
+    num_decode_rows: int
+    num_tokens: int
+    max_query_len: int
+    max_kv_len: int
+
+
+def context_bounds(max_model_len: int) -> list[int]:
+    """Every class's longest context, ascending."""
+    return [bound for bound in CONTEXT_BOUNDS if bound < max_model_len] + [max_model_len]
+
+
+def mixed_kinds(max_rows: int, max_model_len: int) -> list[StepKind]:
+    """Steps with prompts. One prompt row follows the decode rows; they are as short as they can be."""
+    most = min(MIXED_ROWS, max_rows)
+    counts = sorted({min(1 << power, most - 1) for power in range(most.bit_length())})
+    bounds = context_bounds(max_model_len)
+    kinds = [StepKind(count + 1, count, count + 1, 1, bound) for bound in bounds for count in counts]
+    prompts = [StepKind(count, 0, count, max_model_len, max_model_len) for count in (1, most)]
+    return [*prompts, *kinds]
+
+
+def decode_kinds(sizes: Sequence[int], max_model_len: int) -> list[StepKind]:
+    """Steps of decode rows, by the sizes that graphs are captured for: short contexts first, then few rows first."""
+    return [StepKind(size, size, size, 1, bound) for bound in context_bounds(max_model_len) for size in sorted(sizes)]

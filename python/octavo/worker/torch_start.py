@@ -1,0 +1,24 @@
+"""Starts the runner that executes with PyTorch. What takes long and needs no torch begins before torch is imported,
+which takes seconds itself.
+"""
+
+from __future__ import annotations
+
+from octavo.config import EngineConfig
+from octavo.models.sources import resolve_source
+from octavo.worker import kernel_build
+from octavo.worker.base import Progress, Runner
+
+
+def start_runner(config: EngineConfig, progress: Progress) -> Runner:
+    """See `octavo.worker.base.make_runner`."""
+    progress("config", 0.0)
+    source = resolve_source(config.model, progress)
+    kernels = kernel_build.start(config, source.raw_config)
+    try:
+        from octavo.worker.runner import TorchRunner  # imports torch
+
+        return TorchRunner(config, progress, source, kernels)
+    except BaseException:
+        kernels.close()
+        raise
