@@ -95,6 +95,11 @@ class AsyncLLM:
         return await self._client.reached(*states)
 
     @property
+    def num_restarts(self) -> int:
+        """Engines that ended and were replaced."""
+        return self._client.num_restarts
+
+    @property
     def progress(self) -> tuple[str, float]:
         """(stage, fraction done) of the start."""
         return self._client.progress
@@ -200,5 +205,5 @@ class AsyncLLM:
         return self._client.connection.abort(request_id)
 
     async def call(self, name: str, **args: Any) -> dict[str, Any]:
-        """Ask the engine: ping, stats or reset_prefix_cache."""
+        """Ask the engine something (engine/calls.py): ping, stats, reset_prefix_cache … ValueError when it refuses."""
         return await self._client.connection.call(name, args)

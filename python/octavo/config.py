@@ -182,7 +182,21 @@ class ServerConfig:
         3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0
     )
     log_level: str = option("info", "Least severe messages shown.", choices=("debug", "info", "warning", "error"))
+    log_format: str = option(
+        "text", "Log lines as text, or as JSON with request id and tenant.", choices=("text", "json")
+    )
     log_requests: bool = option(False, "One line per finished request.")
+    log_prompts: bool = option(False, "Show prompts in these lines (cut at 4000 characters).")
+    otlp_traces_endpoint: str | None = option(
+        None, "Send a trace span per request to this OTLP/HTTP collector, such as http://127.0.0.1:4318/v1/traces."
+    )
+    admin_key: str | None = option(None, "Key of the /admin routes; without one they do not exist.")
+    admin_port: int | None = option(
+        None, "Port of the /admin routes, apart from the API's; 0 takes a free one.", low=0, high=65535
+    )
+    profile_dir: str | None = option(
+        None, "Folder of the traces that POST /admin/profile/stop writes; without it there are none."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +318,16 @@ def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
         if name not in options:
             raise ConfigError(f"unknown option {name!r}{nearest(name, list(options))}", name)
         check_value(options[name], value)
-    return ServerConfig(**values)
+    config = ServerConfig(**values)
+    _check_server(config)
+    return config
+
+
+def _check_server(config: ServerConfig) -> None:
+    if config.log_prompts and not config.log_requests:
+        raise ConfigError("--log-prompts needs --log-requests: prompts are part of those lines", "log_prompts")
+    if config.admin_port is not None and config.admin_port == config.port != 0:
+        raise ConfigError(f"--admin-port and --port are both {config.port}", "admin_port")
 
 
 def _check_engine(config: EngineConfig) -> None:

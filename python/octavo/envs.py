@@ -14,6 +14,7 @@ KNOWN = {
     "OCTAVO_CACHE": "Folder for downloaded models and compiled kernels (default: ~/.cache/octavo).",
     "OCTAVO_LOG_LEVEL": "debug, info, warning or error (default: info); --log-level wins.",
     "OCTAVO_API_KEY": "Key that clients must send; --api-key wins.",
+    "OCTAVO_ADMIN_KEY": "Key of the /admin routes; --admin-key wins.",
 }
 
 
@@ -44,6 +45,10 @@ def log_level() -> str:
 
 def api_key() -> str | None:
     return os.environ.get("OCTAVO_API_KEY") or None
+
+
+def admin_key() -> str | None:
+    return os.environ.get("OCTAVO_ADMIN_KEY") or None
 
 
 def child(**extra: str) -> dict[str, str]:

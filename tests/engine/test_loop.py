@@ -13,7 +13,8 @@ import pytest
 
 from octavo._core import Core
 from octavo.config import EngineConfig, SchedulerConfig
-from octavo.engine.loop import EngineLoop, answer_calls, crash_report
+from octavo.engine.calls import Calls
+from octavo.engine.loop import EngineLoop, crash_report
 from octavo.engine.process import run_until_stopped
 from octavo.worker.base import Runner
 
@@ -131,7 +132,7 @@ def test_calls_are_answered_between_steps_and_mistakes_too() -> None:
 
 def test_a_call_that_is_no_json_breaks_nothing() -> None:
     core = ScriptedCore([], [(1, 1, b"{"), (1, 2, b"[]"), (1, 3, b'{"name":"stats"}')])
-    answer_calls(cast(Core, core))
+    Calls(cast(Core, core)).answer_all()
     assert [sorted(reply[2]) for reply in core.replies] == [["error"], ["error"], ["num_steps"]]
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from octavo._core import Tokenizer
+from octavo.config import EngineConfig
 from octavo.errors import RequestError
 from octavo.protocol import ModelFacts
 from octavo.sampling_params import SamplingParams
@@ -135,7 +136,12 @@ class FakeLLM:
         self.submitted: list[Submitted] = []
         self.streams: list[FakeStream] = []
         self.num_pings = 0
+        self.num_restarts = 0
         self.answers = True
+        self.refuses = ""
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.engine_pid = 1
+        self.config = EngineConfig()
 
     def submit(
         self,
@@ -166,6 +172,10 @@ class FakeLLM:
             await asyncio.Event().wait()
         if name == "stats":
             return asdict(FakeStats())
-        assert name == "ping"
-        self.num_pings += 1
-        return {}
+        if name == "ping":
+            self.num_pings += 1
+            return {}
+        self.calls.append((name, args))
+        if self.refuses:
+            raise ValueError(self.refuses)
+        return {"complete": True}

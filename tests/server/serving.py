@@ -45,7 +45,7 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
-            found = re.search(r"ready in .* at (http://\S+)", line)
+            found = re.search(r"ready in .* at (http://[\w.:]+)", line)
             if found:
                 self.url = found.group(1)
                 return self.url

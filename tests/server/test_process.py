@@ -139,7 +139,7 @@ async def test_a_full_queue_refuses_with_retry_after(model: Path) -> None:
             answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
     statuses = [answer.status_code for answer in answers]
     assert set(statuses) == {200, 429}
-    assert statuses.count(200) >= 5
+    assert statuses.count(200) >= 4
     refused = answers[statuses.index(429)]
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["type"] == "rate_limit_error"

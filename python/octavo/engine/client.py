@@ -53,6 +53,7 @@ class EngineClient:
         self._config = config
         self._max_restarts = max_restarts
         self._restarts: deque[float] = deque()
+        self.num_restarts = 0
         self._handle: EngineHandle | None = None
         self._connection: EngineConnection | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -167,6 +168,7 @@ class EngineClient:
         except Exception as error:
             log.error("the engine could not be restarted: %s", error, exc_info=not isinstance(error, OctavoError))
             return False
+        self.num_restarts += 1
         log.warning("the engine has been restarted (%d of at most %d)", len(self._restarts), self._max_restarts)
         return True
 

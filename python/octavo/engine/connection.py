@@ -128,7 +128,7 @@ class EngineConnection:
         self._router.drop(stream.number)
 
     async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Ask the engine's Python side something between two steps (engine/loop.py: CALLS)."""
+        """Ask the engine's Python side something between two steps (engine/calls.py)."""
         call_id = next(self._call_ids)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer

@@ -30,6 +30,7 @@ class Start:
     """Where it serves frames."""
     log_level: int
     """The parent's: the least severe of the standard library's levels that is shown."""
+    log_format: str = "text"
 
     def encode(self) -> bytes:
         return encode("start", **asdict(self))
@@ -38,7 +39,7 @@ class Start:
     def decode(cls, line: bytes) -> Start:
         message = json.loads(line)
         sections = {name: ENGINE_SECTIONS[name](**values) for name, values in message["config"].items()}
-        return cls(EngineConfig(**sections), message["socket_path"], message["log_level"])
+        return cls(EngineConfig(**sections), message["socket_path"], message["log_level"], message["log_format"])
 
 
 def error_message(error: Exception) -> bytes:

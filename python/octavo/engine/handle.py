@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from octavo import logs
 from octavo.config import EngineConfig
 from octavo.engine import control
 from octavo.errors import EngineDeadError
@@ -75,7 +76,7 @@ class EngineHandle:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         socket_path = str(private_folder() / "engine.sock")
         level = logging.getLogger("octavo").getEffectiveLevel()
-        writer.write(control.Start(config, socket_path, level).encode())
+        writer.write(control.Start(config, socket_path, level, logs.kind_in_use()).encode())
         return cls(process, reader, writer, socket_path)
 
     async def _read(self) -> bytes:

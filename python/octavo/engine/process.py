@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import logging
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from octavo import logs
 from octavo._core import encode_call
 from octavo.engine import control
 from octavo.engine.build import build_engine
@@ -29,7 +29,6 @@ from octavo.errors import OctavoError
 CRASH_EXIT_CODE = 70
 IDLE_WAIT_S = 60.0
 STOP_GRACE_S = 10.0
-LOG_FORMAT = "%(levelname).1s %(asctime)s %(name)s: %(message)s"
 
 
 class ControlSocket:
@@ -124,7 +123,7 @@ def main(fd: int) -> None:
     pipe = ControlSocket(fd)
     start = control.Start.decode(pipe.read())
     pipe.on_stop = lambda: abandon(start.socket_path)
-    logging.basicConfig(level=start.log_level, format=LOG_FORMAT)
+    logs.configure(start.log_level, start.log_format)
     pipe.watch()
     try:
         loop = build_engine(start.config, pipe.report)

@@ -1,19 +1,27 @@
-"""The HTTP application: routes as data around one engine. Not here: the process that serves it (service.py)."""
+"""The HTTP applications: routes as data around one engine, the API's and the operator's.
+
+Not here: the process that serves them (service.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo import envs
 from octavo.config import ServerConfig
 from octavo.errors import OctavoError
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, handle_error, handle_router_error
 from octavo.server.middleware import Gate
-from octavo.server.routes import chat, completions, health, messages, models, responses, tokenize
+from octavo.server.routes import admin, chat, completions, health, messages, models, responses, tokenize
+from octavo.server.tenants.keyring import Keyring
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -29,25 +37,44 @@ ROUTES = [
 ]
 
 
+# Any other exception is answered by the gate.
+HANDLERS = {
+    HTTPException: handle_router_error,
+    ApiError: handle_error,
+    OctavoError: handle_error,
+}
+
+
 def make_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     """An app over an engine, which may still be starting. `app.state.context` is its `ServerContext`."""
     context = ServerContext(llm, config)
+    return _build(context, ROUTES, context.keyring)
+
+
+def make_admin_app(context: ServerContext) -> Starlette | None:
+    """The routes for who runs the server, behind their own key; None when there is none."""
+    key = context.config.admin_key or envs.admin_key()
+    return None if key is None else _build(context, admin.ROUTES, Keyring([key]))
+
+
+def _build(context: ServerContext, routes: Sequence[Route], keyring: Keyring) -> Starlette:
     gate = Middleware(
         Gate,
-        keyring=context.keyring,
-        max_body_bytes=config.max_body_bytes,
+        keyring=keyring,
+        max_body_bytes=context.config.max_body_bytes,
         metrics=context.metrics,
-        paths=[route.path for route in ROUTES],
+        paths=[route.path for route in routes],
     )
-    app = Starlette(
-        routes=ROUTES,
-        middleware=[gate],
-        exception_handlers={
-            HTTPException: handle_router_error,
-            ApiError: handle_error,
-            OctavoError: handle_error,
-            Exception: handle_error,
-        },
-    )
+    app = Starlette(routes=routes, middleware=[gate], exception_handlers=HANDLERS)
     app.state.context = context
+    return app
+
+
+def beside(public: ASGIApp, private: ASGIApp) -> ASGIApp:
+    """Both apps on one port. Only exact /admin/ paths reach the private one, and the public one has no such routes."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        is_private = scope["type"] == "http" and scope["path"].startswith("/admin/")
+        await (private if is_private else public)(scope, receive, send)
+
     return app

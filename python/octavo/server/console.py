@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
 
+from octavo import logs
 from octavo.engine.progress import LoadBar
+
+log = logging.getLogger("octavo.server")
+
+
+def say(lines: str) -> None:
+    """Tell the person who started the server; where logs are JSON, as log lines."""
+    if logs.kind_in_use() == "text":
+        print(lines, file=sys.stderr, flush=True)
+        return
+    for line in lines.splitlines():
+        log.info("%s", line)
 
 
 class LoadProgress:
@@ -14,14 +27,14 @@ class LoadProgress:
     text for people (the memory plan) and is shown as it is."""
 
     def __init__(self) -> None:
-        self._bar = LoadBar(None) if sys.stderr.isatty() else None
+        self._bar = LoadBar(None) if sys.stderr.isatty() and logs.kind_in_use() == "text" else None
         self._stage = ""
 
     def __call__(self, stage: str, fraction: float) -> None:
         if self._bar is not None:
             self._bar(stage, fraction)
         elif stage != self._stage:
-            print(stage if "\n" in stage else f"loading: {stage}", file=sys.stderr, flush=True)
+            say(stage if "\n" in stage else f"loading: {stage}")
         self._stage = stage
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +21,18 @@ from octavo.server.logprobs import TokenNames
 from octavo.server.mcp.servers import ToolServers
 from octavo.server.metrics import ServerMetrics
 from octavo.server.pulse import Pulse
+from octavo.server.report import Reporter
 from octavo.server.responses.store import ResponseStore
+from octavo.server.settings import Settings
 from octavo.server.tenants.keyring import Keyring
+from octavo.server.tracing import Tracer
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.server.generation import Generation
 
 T = TypeVar("T")
+log = logging.getLogger("octavo.server")
 
 # Bodies above this many bytes are rendered and tokenized in a thread, so that streams don't wait for them.
 INLINE_BYTES = 4096
@@ -51,8 +56,14 @@ class ServerContext:
         keys = config.api_key or [key for key in [envs.api_key()] if key]
         self.keyring = Keyring(keys, config.api_keys_file)
         self.draining = False
+        self.ending = False
+        """The drain is one that ends with the server."""
         self.live: set[Generation] = set()
-        self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None, self.keyring.all)
+        self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None, llm, self.keyring.all)
+        self.settings = Settings.of(config)
+        endpoint = config.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer.to_endpoint(endpoint)
+        self.reporter = Reporter(lambda: self.settings, self.tracer)
         self.pulse = Pulse(llm)
         self.tool_servers = ToolServers(config.tool_server, config.tool_timeout_s)
         self.responses = ResponseStore(config.responses_store, config.responses_store_bytes)
@@ -81,6 +92,11 @@ class ServerContext:
         state = self.state
         if state != "ready":
             raise UnavailableError(_STATES[state])
+
+    def check_engine(self) -> None:
+        """Raise `UnavailableError` unless the engine can be asked something; it can while the server drains."""
+        if self.llm.state not in ("ready", "draining"):
+            raise UnavailableError(_STATES[self.llm.state])
 
     @property
     def state(self) -> str:
@@ -139,14 +155,28 @@ class ServerContext:
 
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing more and wait for the calls in flight, then cut those that are left; how many those were."""
-        self.draining = True
+        self.draining = self.ending = True
         deadline_s = time.monotonic() + timeout_s
         while self.live and time.monotonic() < deadline_s:
             await asyncio.sleep(0.05)
         cut = list(self.live)
         for generation in cut:
+            record = generation.record
+            log.warning("cut: %s after %d tokens", record.caller.request_id or "a call", record.num_output_tokens)
             generation.cut(UnavailableError("the server shut down before this request was finished"))
         return len(cut)
 
+    def abort(self, request_id: str) -> int:
+        """End calls by their id (`x-request-id`), or by the id of their answer, which ends with it; how many."""
+        ids = {each: each.record.caller.request_id for each in self.live}
+        exact = [each for each, own in ids.items() if own == request_id]
+        found = exact or [each for each, own in ids.items() if own and request_id.endswith(("-" + own, "_" + own))]
+        for generation in found:
+            message = "the request was ended by an operator"
+            generation.cut(ApiError(503, message, kind="service_unavailable", code="aborted"))
+        return len(found)
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.tracer is not None:
+            self.tracer.close()

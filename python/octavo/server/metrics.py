@@ -6,15 +6,17 @@ everything runs in the event loop's thread.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from octavo.server.report import CallReport
 from octavo.server.tenants.tenant import Tenant
 
 PREFIX = "octavo:"
@@ -43,6 +45,20 @@ COUNTERS = {
 STATS_KEYS = ("num_blocks", "num_free_blocks", *(key for _, key in (*GAUGES.values(), *COUNTERS.values())))
 
 
+# (name, help, bounds, what of a call that ended well is observed; None: nothing).
+CALL_HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], Callable[[CallReport], float | None]], ...] = (
+    ("e2e_request_latency_seconds", "From arrival to the last token.", _SLOW_S, lambda call: call.total_s),
+    ("request_inference_time_seconds", "From the first step to the last token.", _SLOW_S, lambda c: c.inference_s),
+    ("request_prefill_time_seconds", "From the first step to the first token.", _SLOW_S, lambda c: c.prefill_s),
+    ("request_decode_time_seconds", "From the first token to the last.", _SLOW_S, lambda call: call.decode_s),
+    ("request_time_per_output_token_seconds", "Decode time over tokens.", _FAST_S, lambda call: call.token_s),
+    ("request_prompt_tokens", "Prompt tokens of a call.", _TOKENS, lambda call: call.num_prompt_tokens),
+    ("request_generation_tokens", "Tokens generated for a call.", _TOKENS, lambda call: call.num_output_tokens),
+    ("request_params_n", "Sequences asked for by prompt.", _TOKENS, lambda call: call.params.n),
+    ("request_params_max_tokens", "Most tokens asked for, where a call says.", _TOKENS, lambda c: c.params.max_tokens),
+)
+
+
 class Histogram:
     """Counts by bucket, and a sum."""
 
@@ -69,32 +85,46 @@ class Histogram:
         return family
 
 
+class EngineState(Protocol):
+    """What is asked of the engine's client (`AsyncLLM`)."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def num_restarts(self) -> int: ...
+
+
 class ServerMetrics(Collector):
     """The metrics of one server; `model` gives the `model_name` label, None before it is known."""
 
-    def __init__(self, model: Callable[[], str | None], tenants: Callable[[], Iterable[Tenant]]) -> None:
+    def __init__(
+        self, model: Callable[[], str | None], engine: EngineState, tenants: Callable[[], Iterable[Tenant]]
+    ) -> None:
         self._model = model
+        self._engine = engine
         self._tenants = tenants
         self._stats: Stats = {}
         self._finished: Counter[str] = Counter()
         self._responses: Counter[tuple[str, str]] = Counter()
         self.first_token_s = Histogram("time_to_first_token_seconds", "From arrival to the first token.", _FAST_S)
         self.inter_token_s = Histogram("inter_token_latency_seconds", "Between outputs of one request.", _FAST_S)
-        self.call_s = Histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SLOW_S)
         self.queue_s = Histogram("request_queue_time_seconds", "In the engine's queue.", _FAST_S)
-        self.prompt_tokens = Histogram("request_prompt_tokens", "Prompt tokens of a call.", _TOKENS)
-        self._histograms = (self.first_token_s, self.inter_token_s, self.call_s, self.queue_s, self.prompt_tokens)
+        self._of_calls = [(Histogram(name, text, bounds), value) for name, text, bounds, value in CALL_HISTOGRAMS]
+        self._histograms = [self.first_token_s, self.inter_token_s, self.queue_s, *(each for each, _ in self._of_calls)]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
     def finished(self, reason: str) -> None:
         """A sequence ended."""
         self._finished[reason] += 1
 
-    def count_call(self, arrival_s: float, num_prompt_tokens: int) -> None:
-        """A call ended well; `arrival_s` is of `time.perf_counter`."""
-        self.call_s.observe(time.perf_counter() - arrival_s)
-        self.prompt_tokens.observe(num_prompt_tokens)
+    def count_call(self, report: CallReport) -> None:
+        """A call ended well."""
+        for histogram, value_of in self._of_calls:
+            value = value_of(report)
+            if value is not None:
+                histogram.observe(value)
 
     def count_response(self, path: str, status: int) -> None:
         """An HTTP answer began."""
@@ -109,6 +139,10 @@ class ServerMetrics(Collector):
         num_blocks = stats.get("num_blocks", 0)
         usage = 1 - stats.get("num_free_blocks", 0) / num_blocks if num_blocks else 0.0
         yield _gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", model, usage)
+        yield _gauge("engine_up", "1 while requests are taken.", model, float(self._engine.state == "ready"))
+        restarts = CounterMetricFamily(PREFIX + "engine_restarts", "Engines that ended and were replaced.")
+        restarts.add_metric([], self._engine.num_restarts)
+        yield restarts
         for name, (text, key) in COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
             counter.add_metric([model], stats.get(key, 0))

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.anthropic.errors import is_anthropic
-from octavo.server.errors import ApiError, error_response
+from octavo.server.errors import ApiError, error_response, to_api_error
 from octavo.server.metrics import ServerMetrics
 from octavo.server.tenants.caller import Caller, calling
 from octavo.server.tenants.keyring import Keyring
@@ -66,30 +66,35 @@ class Gate:
         caller = Caller(tenant or self._keyring.everybody, request_id, headers.get("traceparent"))
         counts = tenant is not None and scope["method"] in COUNTED_METHODS
 
+        has_begun = False
+
         async def answer(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 limits = caller.tenant.headers() if counts else []
                 message["headers"] = [*message.get("headers", ()), *extra, *limits, *caller.timing_headers()]
                 self._metrics.count_response(label, message["status"])
             await send(message)
 
         with calling(caller):
-            if tenant is None and path not in OPEN_PATHS:
-                await error_response(_wrong_key(), scope)(scope, receive, answer)
-            elif self._is_too_large(headers):
-                await error_response(self._too_large(), scope)(scope, receive, answer)
-            elif counts:
-                await self._counted(caller.tenant, scope, receive, answer)
-            else:
-                await self._app(scope, self._limited(receive), answer)
+            try:
+                if tenant is None and path not in OPEN_PATHS:
+                    raise _wrong_key()
+                if self._is_too_large(headers):
+                    raise self._too_large()
+                if counts:
+                    await self._counted(caller.tenant, scope, receive, answer)
+                else:
+                    await self._app(scope, self._limited(receive), answer)
+            except Exception as error:
+                if has_begun:
+                    raise
+                await error_response(to_api_error(error), scope)(scope, receive, answer)
 
     async def _counted(self, tenant: Tenant, scope: Scope, receive: Receive, answer: Send) -> None:
         """A call within its tenant's limits, from its arrival to the last byte of its answer."""
-        try:
-            tenant.enter()
-        except ApiError as refusal:
-            await error_response(refusal, scope)(scope, receive, answer)
-            return
+        tenant.enter()
         try:
             await self._app(scope, self._limited(receive), answer)
         finally:

@@ -18,14 +18,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
+from octavo import envs, logs
 from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig, ServerConfig
-from octavo.errors import OctavoError
-from octavo.server.app import make_app
-from octavo.server.console import LoadProgress, base_url, listening_line, ready_lines
+from octavo.errors import ConfigError, OctavoError
+from octavo.server.app import beside, make_admin_app, make_app
+from octavo.server.console import LoadProgress, base_url, listening_line, ready_lines, say
 from octavo.server.context import ServerContext
 from octavo.server.http_protocol import LimitedHttpProtocol
+from octavo.server.report import CallerFilter
 
 log = logging.getLogger("octavo.server")
 
@@ -44,6 +48,23 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _make_server(app: ASGIApp) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=LimitedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=FLUSH_S,
+            backlog=BACKLOG,
+        )
+    )
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. OSError when the address can't be had."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -53,29 +74,26 @@ def listen(host: str, port: int) -> socket.socket:
 class Service:
     """One server and its engine, from start to end."""
 
-    def __init__(self, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        config: ServerConfig,
+        listener: socket.socket,
+        admin_listener: socket.socket | None,
+    ) -> None:
         self._config = config
-        self._listener = listener
         self._url = base_url(config.host, listener.getsockname()[1])
         self._llm = AsyncLLM(config=engine_config, max_engine_restarts=config.max_engine_restarts)
-        app = make_app(self._llm, config)
-        context = app.state.context
-        assert isinstance(context, ServerContext)
-        self._context = context
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                http=LimitedHttpProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=FLUSH_S,
-                backlog=BACKLOG,
-            )
-        )
+        app: ASGIApp = make_app(self._llm, config)
+        assert isinstance(app, Starlette)
+        self._context: ServerContext = app.state.context
+        private = make_admin_app(self._context)
+        self._servers: list[tuple[_Server, socket.socket]] = []
+        if private is not None and admin_listener is not None:
+            self._servers.append((_make_server(private), admin_listener))
+        elif private is not None:
+            app = beside(app, private)
+        self._servers.append((_make_server(app), listener))
         self._stop = asyncio.Event()
 
     async def main(self) -> int:
@@ -84,8 +102,8 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
-        print(listening_line(self._url, self._llm.config.model.model), file=sys.stderr, flush=True)
-        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        say(listening_line(self._url, self._llm.config.model.model))
+        serving = asyncio.create_task(self._serve())
         stopping = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self._load())
         try:
@@ -100,6 +118,12 @@ class Service:
         finally:
             stopping.cancel()
             await self._shut_down(serving)
+
+    async def _serve(self) -> None:
+        """Until all servers have ended."""
+        async with asyncio.TaskGroup() as group:
+            for server, listener in self._servers:
+                group.create_task(server.serve(sockets=[listener]))
 
     async def _load(self) -> None:
         start_s = time.monotonic()
@@ -121,7 +145,7 @@ class Service:
             chat=has_template,
             needs_key=self._context.keyring.needs_key,
         )
-        print(lines, file=sys.stderr, flush=True)
+        say(lines)
 
     async def _serve_until_end(self, stopping: asyncio.Task[bool]) -> int:
         while not stopping.done():
@@ -129,17 +153,17 @@ class Service:
                 log.error("the engine is dead and is not started again: the server ends")
                 return 1
             await asyncio.wait({stopping}, timeout=ENGINE_CHECK_S)
-        log.info(
-            "shutting down: %d calls in flight get up to %g s", len(self._context.live), self._config.drain_timeout_s
-        )
-        cut = await self._context.drain(self._config.drain_timeout_s)
+        timeout_s = self._context.settings.drain_timeout_s
+        log.info("shutting down: %d calls in flight get up to %g s", len(self._context.live), timeout_s)
+        cut = await self._context.drain(timeout_s)
         if cut:
-            log.warning("%d calls were cut after %g s (--drain-timeout-s)", cut, self._config.drain_timeout_s)
+            log.warning("%d calls were cut after %g s (--drain-timeout-s)", cut, timeout_s)
         return 0
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         await self._context.drain(0)
-        self._server.should_exit = True
+        for server, _ in self._servers:
+            server.should_exit = True
         await serving
         await self._llm.close()
         self._context.close()
@@ -160,27 +184,35 @@ class Service:
 
 def run(engine_config: EngineConfig, config: ServerConfig) -> int:
     """Serve; the exit code. Problems of starting are one line on stderr."""
-    logging.basicConfig(level=config.log_level.upper(), format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
+    logs.configure(config.log_level.upper(), config.log_format, CallerFilter())
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level.upper())))
     try:
-        listener = listen(config.host, config.port)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        print(
-            f"octavo: can't listen on {config.host}:{config.port}: {reason} (choose another with --port or --host)",
-            file=sys.stderr,
-        )
-        return 2
-    try:
+        listener = _listen(config.host, config.port, "--port")
+        admin_listener = None
+        if config.admin_port is not None:
+            if (config.admin_key or envs.admin_key()) is None:
+                raise ConfigError("--admin-port needs --admin-key (or OCTAVO_ADMIN_KEY)", "admin_port")
+            admin_listener = _listen(config.host, config.admin_port, "--admin-port")
+            log.info("the /admin routes listen on %s", base_url(config.host, admin_listener.getsockname()[1]))
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_main(engine_config, config, listener))
+            return runner.run(_main(engine_config, config, listener, admin_listener))
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return error.exit_code
 
 
-async def _main(engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> int:
-    return await Service(engine_config, config, listener).main()
+def _listen(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        return listen(host, port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"can't listen on {host}:{port}: {reason} (choose another with {flag} or --host)") from None
+
+
+async def _main(
+    engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, admin_listener: socket.socket | None
+) -> int:
+    return await Service(engine_config, config, listener, admin_listener).main()
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
