@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from octavo.errors import ModelError
-from octavo.models.safetensors import DTYPES, find_tensors, iter_safetensors, read_header
+from octavo.models.safetensors import find_tensors, read_header
+from octavo.models.safetensors_values import DTYPES, iter_safetensors
 
 
 def sample() -> dict[str, Tensor]:
@@ -37,7 +38,7 @@ def test_one_file(tmp_path: Path) -> None:
     tensors = sample()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     stored = find_tensors(tmp_path)
-    assert {k: (t.shape, t.dtype) for k, t in stored.items()} == {
+    assert {k: (t.shape, DTYPES[t.format]) for k, t in stored.items()} == {
         k: (tuple(t.shape), t.dtype) for k, t in tensors.items()
     }
     found = dict(iter_safetensors(stored))

@@ -23,13 +23,14 @@ from octavo.errors import ModelError
 from octavo.layers.activation import GatedActivation
 from octavo.layers.attention import Attention, set_backend
 from octavo.layers.embedding import Embedding
+from octavo.layers.frequencies import RotarySpec
 from octavo.layers.fused.base import BlockWeights, DecodeKernels, DecoderWeights, GatedWeights, Weights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.layers.linear import Choice, Linear, dense
 from octavo.layers.moe import ExpertNames, ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.fp8_tensors import as_kept
-from octavo.layers.rotary import Rotary, RotarySpec
+from octavo.layers.rotary import Rotary
 from octavo.models.config import NormalConfig
 from octavo.models.weights import finish_linears, linears_of, load_strict
 

@@ -223,9 +223,10 @@ def _llama3_scaling(keys: _Keys, theta: float) -> dict[str, Any]:
     The factors are 1 for short waves, F for long ones, and 1 / ((1 - s) / F + s) between, with s linear in
     original / wavelength; two factors between give the line, and with the published (1, 4) the original length.
     """
-    from octavo.models.gguf_tensors import dequantize
-
-    factors = [float(x) for x in dequantize(keys.file, keys.file.tensors["rope_freqs.weight"]).double().flatten()]
+    tensor = keys.file.tensors["rope_freqs.weight"]
+    if tensor.num_bytes != 4 * math.prod(tensor.shape):
+        raise ModelError(f"{keys.file.path}: tensor rope_freqs.weight is not of type F32")
+    factors = list(struct.unpack(f"<{tensor.num_bytes // 4}f", keys.file.data(tensor)))
     dim = 2 * len(factors)
     waves = [2 * math.pi * theta ** (2 * i / dim) for i in range(len(factors))]
     top = max(factors)

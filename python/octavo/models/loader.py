@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from octavo.models.base import CausalLM
-from octavo.models.gguf_tensors import iter_gguf, stored_dtype, tensor_names
-from octavo.models.safetensors import find_tensors, iter_safetensors
+from octavo.models.gguf_names import tensor_names
+from octavo.models.gguf_tensors import iter_gguf, stored_dtype
+from octavo.models.safetensors import find_tensors
+from octavo.models.safetensors_values import DTYPES, iter_safetensors
 from octavo.models.sources import ModelSource, Progress
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def tensor_shapes(source: ModelSource) -> Shapes:
     if source.gguf_file is not None:
         return {name: (t.shape, stored_dtype(t)) for name, t in tensor_names(source.gguf_file).items()}
     assert source.folder is not None
-    return {name: (t.shape, t.dtype) for name, t in find_tensors(source.folder).items()}
+    return {name: (t.shape, DTYPES[t.format]) for name, t in find_tensors(source.folder).items()}
 
 
 def iter_tensors(

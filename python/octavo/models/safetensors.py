@@ -1,4 +1,5 @@
-"""safetensors checkpoints, single or sharded: headers are checked against the files before any byte is used.
+"""safetensors checkpoints, single or sharded: headers are checked against the files before any byte is used. Values
+are read in safetensors_values.py (torch) and stored_weights.py (raw).
 
 Format: 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets}, the data. Read here
 without the `safetensors` package, so that corruption becomes one line. Pickles are never read.
@@ -8,33 +9,29 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from octavo.errors import ModelError
 from octavo.models.lfs import refuse_lfs_pointer
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
 }
+"""The format's types that are read -> bytes of a number."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -46,7 +43,8 @@ class StoredTensor:
     """Where a tensor lies: `offset` counts from the start of `path`."""
 
     path: Path
-    dtype: torch.dtype
+    format: str
+    """A name of `ITEM_BYTES`."""
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
@@ -149,40 +147,16 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _stored(path: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
     try:
-        dtype, shape, (begin, end) = DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+        kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
         sound = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:
         raise ModelError(f"{path}: the file is corrupt: the header's entry of tensor {name} is malformed")
-    if dtype is None:
-        raise ModelError(f"{path}: tensor {name} has the type {entry['dtype']}, which this version does not read")
+    if kind not in ITEM_BYTES:
+        raise ModelError(f"{path}: tensor {name} has the type {kind}, which this version does not read")
     if start + end > size:
         raise ModelError(f"{path}: is truncated: tensor {name} ends at byte {start + end}, the file has {size}")
-    if end - begin != math.prod(shape) * dtype.itemsize:
+    if end - begin != math.prod(shape) * ITEM_BYTES[kind]:
         raise ModelError(f"{path}: the file is corrupt: tensor {name} {list(shape)} has {end - begin} bytes of data")
-    return StoredTensor(path, dtype, shape, start + begin, end - begin)
-
-
-def iter_safetensors(tensors: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name, values) in file order. Values are views of a private mapping of the file: no copy until they are used."""
-    path, buffer = None, None
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].path, item[1].offset)):
-        if not tensor.num_bytes:
-            yield name, torch.empty(tensor.shape, dtype=tensor.dtype)
-            continue
-        if tensor.path != path or buffer is None:
-            path = tensor.path
-            with path.open("rb") as f:
-                buffer = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
-        yield name, _view(buffer, tensor)
-
-
-def _view(buffer: mmap.mmap, tensor: StoredTensor) -> Tensor:
-    """The tensor as a view; a copy where its offset is not aligned to its type."""
-    count = math.prod(tensor.shape)
-    if tensor.offset % tensor.dtype.itemsize:
-        body = bytearray(buffer[tensor.offset : tensor.offset + tensor.num_bytes])
-        return torch.frombuffer(body, dtype=tensor.dtype).reshape(tensor.shape)
-    flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=count, offset=tensor.offset)
-    return flat.reshape(tensor.shape)
+    return StoredTensor(path, kind, shape, start + begin, end - begin)
