@@ -15,7 +15,7 @@ from octavo.errors import ModelError
 from octavo.layers.frequencies import RotarySpec, frequencies
 from octavo.layers.rotary import Rotary, powers, rotate
 from octavo.models.config import normalize_config
-from octavo.models.decoder import rotary_spec
+from octavo.models.description import rotary_spec
 
 LLAMA_31 = {
     "rope_type": "llama3",
@@ -70,7 +70,8 @@ def configs(case: str) -> tuple[LlamaConfig, RotarySpec, int]:
     values = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 4096, **fields}
     theta = values.pop("rope_theta", 10000.0)
     config = LlamaConfig(**values, rope_parameters={**rope, "rope_theta": theta})
-    return config, rotary_spec(normalize_config({**config.to_dict(), "architectures": ["LlamaForCausalLM"]})), length
+    normal = normalize_config({**config.to_dict(), "architectures": ["LlamaForCausalLM"]})
+    return config, rotary_spec(normal.rope, normal.head_dim), length
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,7 +100,8 @@ def test_table(case: str) -> None:
 def test_partial_rotation() -> None:
     config = GPTNeoXConfig(hidden_size=96, num_attention_heads=4, rotary_pct=0.25)
     raw = {**config.to_dict(), "architectures": ["GPTNeoXForCausalLM"]}
-    spec = rotary_spec(normalize_config(raw))
+    normal = normalize_config(raw)
+    spec = rotary_spec(normal.rope, normal.head_dim)
     assert spec.rotary_dim == 6
     rotary = Rotary(spec, 50, device=torch.device("cpu"))
     q_thd, k_tgd, position_t = torch.randn(7, 4, 24), torch.randn(7, 4, 24), torch.randint(0, 50, (7,))

@@ -1,5 +1,5 @@
-"""Angles per position of each type of rotary embedding, in numpy: whoever rotates makes tables from them (rotary.py, and
-the embedded decoder).
+"""Angles per position of each type of rotary embedding, in numpy. Tables are made from them in rotary.py, and in the
+embedded decoder.
 
 They follow Transformers' modeling_rope_utils to the last operation (types default, linear, dynamic, llama3, yarn).
 

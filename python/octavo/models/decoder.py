@@ -23,7 +23,6 @@ from octavo.errors import ModelError
 from octavo.layers.activation import GatedActivation
 from octavo.layers.attention import Attention, set_backend
 from octavo.layers.embedding import Embedding
-from octavo.layers.frequencies import RotarySpec
 from octavo.layers.fused.base import BlockWeights, DecodeKernels, DecoderWeights, GatedWeights, Weights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.layers.linear import Choice, Linear, dense
@@ -32,6 +31,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary
 from octavo.models.config import NormalConfig
+from octavo.models.description import rotary_spec
 from octavo.models.weights import finish_linears, linears_of, load_strict
 
 if TYPE_CHECKING:
@@ -125,26 +125,6 @@ def experts_spec(config: NormalConfig, layer: int) -> ExpertsSpec | None:
     if experts is None or not experts.is_sparse[layer]:
         return None
     return ExpertsSpec(experts.num_experts, experts.top_k, experts.intermediate_size, experts.renormalize)
-
-
-def rotary_spec(config: NormalConfig) -> RotarySpec:
-    """The config's rotary embedding."""
-    rope = config.rope
-    return RotarySpec(
-        type=rope.type,
-        theta=rope.theta,
-        rotary_dim=int(config.head_dim * rope.partial_rotary_factor),
-        factor=rope.factor,
-        original_max_position=rope.original_max_position,
-        low_freq_factor=rope.low_freq_factor,
-        high_freq_factor=rope.high_freq_factor,
-        beta_fast=rope.beta_fast,
-        beta_slow=rope.beta_slow,
-        attention_factor=rope.attention_factor,
-        mscale=rope.mscale,
-        mscale_all_dim=rope.mscale_all_dim,
-        truncate=rope.truncate,
-    )
 
 
 class SelfAttention(nn.Module):
@@ -323,7 +303,7 @@ class Decoder(nn.Module):
         self.quantization = config.quantization
         specs = [family.block(config, layer) for layer in range(config.num_layers)]
         self.attention_specs = [spec.attention for spec in specs]
-        self.rotary = Rotary(rotary_spec(config), max_length, device=device)
+        self.rotary = Rotary(rotary_spec(config.rope, config.head_dim), max_length, device=device)
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.blocks = nn.ModuleList(
             DecoderBlock(spec, family.names, self.rotary, choose_under(family.names.layer.format(i=i)), dtype, device)

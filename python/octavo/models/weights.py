@@ -4,8 +4,7 @@ place gets its tensor. Not here: reading files (loader.py) and names of a family
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +13,10 @@ from octavo.errors import ModelError
 from octavo.layers.linear import Linear
 from octavo.layers.moe import Merged
 from octavo.models.base import CausalLM
-
-IGNORABLE = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(^|\.)rotary_emb\.(\w+_)?inv_freq$",  # computed from the config
-        r"(^|\.)(attn|attention)\.(bias|masked_bias)$",  # causal masks of old GPT-2 and GPT-NeoX checkpoints
-        r"(^|\.)rotary_emb\.(cos|sin)_cached$",
-    )
-)
-"""Tensors that some checkpoints carry and no model needs; only names that the model does not have are looked up."""
+from octavo.models.checkpoint_names import IGNORABLE, misfit
 
 EIGHT_BIT_DEVIATION = 100.0
 """Of dummy weights in e4m3, so that a channel's largest is near 448."""
-
-MAX_NAMED = 5
-"""Names that an error lists of each kind."""
 
 
 def load_strict(
@@ -53,7 +40,7 @@ def load_strict(
         if whole is not None:
             slot = whole.slot
         if slot is None:
-            if not any(pattern.search(name) for pattern in IGNORABLE):
+            if not IGNORABLE.search(name):
                 problems["unexpected"].append(name)
             continue
         for filled in whole.names if whole is not None else (name,):
@@ -65,18 +52,8 @@ def load_strict(
             held[name] = tensor
         else:
             slot.copy_(tensor)
-    described = [_describe("missing", list(missing))] + [_describe(kind, names) for kind, names in problems.items()]
-    if any(described):
-        raise ModelError("the checkpoint does not fit its config.json: " + "; ".join(filter(None, described)))
+    misfit({"missing": list(missing), **problems})
     _check_tied(slots, tied, held)
-
-
-def _describe(kind: str, names: Sequence[str]) -> str:
-    """ "3 tensors missing (a, b, c)"; empty when there are none."""
-    if not names:
-        return ""
-    shown = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {kind} ({shown})"
 
 
 def _check_tied(slots: Mapping[str, Tensor], tied: Mapping[str, str], held: Mapping[str, Tensor]) -> None:

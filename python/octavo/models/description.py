@@ -1,0 +1,193 @@
+"""What the embedded decoder (rust/cpu) is told of a model, once: sizes, norms, rotations, scales. Pure: no torch.
+
+A model that the description can't express is named by `obstacle`, and runs with PyTorch. Not here: weights
+(stored_weights.py).
+
+Shape suffixes: f rotary_dim / 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.layers.frequencies import FREQUENCIES, Floats, RotarySpec, frequencies
+from octavo.models.config import NormalConfig, RopeConfig
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""Their names in config.json -> in the decoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A decoder. Norms are RMS norms; layers are pre-norm blocks with rotary attention and a gated MLP."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    activation: str
+    """A value of `ACTIVATIONS`."""
+    layer_windows: tuple[int, ...]
+    """Of each layer; 0 = full attention."""
+    layer_ropes: tuple[int, ...]
+    """Which of `ropes` each layer has."""
+    ropes: tuple[tuple[Floats, float], ...]
+    """(angle per position [f], factor of cosines and sines)."""
+    is_tied: bool
+    """The head is the embedding matrix."""
+    has_qk_norm: bool
+    has_output_norms: bool
+    """Norms after attention and after the MLP too, before each is added to the residual (Gemma 2 and 3)."""
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    attention_scale: float
+    embedding_scale: float = 1.0
+    attention_cap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0: they don't."""
+    logit_cap: float = 0.0
+    norm_shift: float = 0.0
+    """Added to the norms' weights of a Hugging Face checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family departs from Llama; functions read what `NormalConfig` does not carry."""
+
+    qkv_bias: bool | None = None
+    """None: as the config says."""
+    has_biases: bool = True
+    """The config may ask for biases of other products."""
+    has_qk_norm: bool = False
+    has_local_rope: bool = False
+    """Layers with a window rotate by plain frequencies of a base of their own."""
+    extra: Callable[[NormalConfig, Mapping[str, Any]], dict[str, Any]] = field(default=lambda config, raw: {})
+    """More fields of `Description`."""
+
+
+def _gemma(config: NormalConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Gemma 1: norms by 1 + weight, scaled embeddings."""
+    return {
+        "norm_shift": 1.0,
+        "embedding_scale": config.hidden_size**0.5,
+        "activation": ACTIVATIONS.get(str(raw.get("hidden_activation") or "gelu_pytorch_tanh"), "gelu_tanh"),
+    }
+
+
+def _gemma2(config: NormalConfig, raw: Mapping[str, Any], caps: tuple[float, float] = (50.0, 30.0)) -> dict[str, Any]:
+    """Gemma 2: norms on both sides, capped scores and logits."""
+    return {
+        **_gemma(config, raw),
+        "has_output_norms": True,
+        "attention_scale": float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
+        "attention_cap": float(raw.get("attn_logit_softcapping", caps[0]) or 0.0),
+        "logit_cap": float(raw.get("final_logit_softcapping", caps[1]) or 0.0),
+    }
+
+
+def _gemma3(config: NormalConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Gemma 3: no caps by default."""
+    return _gemma2(config, raw, caps=(0.0, 0.0))
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(qkv_bias=False, has_biases=False),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, has_biases=False),
+    "Qwen3ForCausalLM": Family(has_qk_norm=True),
+    "GemmaForCausalLM": Family(extra=_gemma),
+    "Gemma2ForCausalLM": Family(extra=_gemma2),
+    "Gemma3ForCausalLM": Family(has_qk_norm=True, has_local_rope=True, extra=_gemma3),
+}
+"""By architecture."""
+
+
+def obstacle(config: NormalConfig) -> str | None:
+    """Why the embedded decoder can't run a model; None when it can."""
+    if config.architecture not in FAMILIES:
+        return f"it has no {config.architecture}"
+    if config.quantization is not None:
+        return f"it reads no {config.quantization.method} checkpoints"
+    if config.hidden_act not in ACTIVATIONS:
+        return f"it has no activation {config.hidden_act!r}"
+    if config.rope.type not in FREQUENCIES:
+        return f"it has no rope type {config.rope.type!r}"
+    return None
+
+
+def describe(config: NormalConfig, max_length: int) -> Description:
+    """Of a model without an `obstacle`, for sequences up to `max_length`. ModelError as `frequencies`."""
+    family = FAMILIES[config.architecture]
+    raw = _text_config(config.raw)
+    ropes = [frequencies(rotary_spec(config.rope, config.head_dim), max_length)]
+    if family.has_local_rope:
+        local = RopeConfig(theta=_local_theta(raw))
+        ropes.append(frequencies(rotary_spec(local, config.head_dim), max_length))
+    fields = {
+        "activation": ACTIVATIONS[config.hidden_act],
+        "layer_ropes": tuple(int(family.has_local_rope and window > 0) for window in config.layer_windows),
+        "attention_scale": config.head_dim**-0.5,
+        "has_output_norms": False,
+        **family.extra(config, raw),
+    }
+    return Description(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+        layer_windows=config.layer_windows,
+        ropes=tuple(ropes),
+        is_tied=config.tie_word_embeddings,
+        has_qk_norm=family.has_qk_norm,
+        qkv_bias=config.qkv_bias if family.qkv_bias is None else family.qkv_bias,
+        o_bias=config.o_bias and family.has_biases,
+        mlp_bias=config.mlp_bias and family.has_biases,
+        **fields,
+    )
+
+
+def rotary_spec(rope: RopeConfig, head_dim: int) -> RotarySpec:
+    """A rotary embedding of heads of `head_dim`."""
+    return RotarySpec(
+        type=rope.type,
+        theta=rope.theta,
+        rotary_dim=int(head_dim * rope.partial_rotary_factor),
+        factor=rope.factor,
+        original_max_position=rope.original_max_position,
+        low_freq_factor=rope.low_freq_factor,
+        high_freq_factor=rope.high_freq_factor,
+        beta_fast=rope.beta_fast,
+        beta_slow=rope.beta_slow,
+        attention_factor=rope.attention_factor,
+        mscale=rope.mscale,
+        mscale_all_dim=rope.mscale_all_dim,
+        truncate=rope.truncate,
+    )
+
+
+def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = raw.get("text_config")
+    return {**raw, **text} if isinstance(text, Mapping) else raw
+
+
+def _local_theta(raw: Mapping[str, Any]) -> float:
+    """The base of layers with a window: in the Transformers 5 form, in the older one, or its default."""
+    parameters = raw.get("rope_parameters")
+    local = parameters.get("sliding_attention") if isinstance(parameters, Mapping) else None
+    theta = local.get("rope_theta") if isinstance(local, Mapping) else raw.get("rope_local_base_freq")
+    return float(theta or 10000.0)
