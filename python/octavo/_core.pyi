@@ -158,6 +158,48 @@ class Core:
     def close(self) -> None:
         """Stop the IO thread and remove the socket."""
 
+# --- embedded decoder (rust/cpu) ------------------------------------------------------------------------------------
+
+@final
+class EmbeddedDecoder:
+    """A decoder that runs in Rust: weights are loaded one by one, then `build`, `register`, then steps."""
+
+    def __new__(cls) -> EmbeddedDecoder: ...
+    def load_matrix(self, layer: int, role: str, format: str, data: Buffer, n: int, k: int, *, wide: bool) -> None:
+        """A matrix [n, k] in a format of GGUF, kept so or (`wide`) as float32. ValueError: unknown format, wrong size."""
+    def load_vector(self, layer: int, role: str, data: Buffer) -> None:
+        """float32."""
+    def build(
+        self,
+        description: object,
+        *,
+        num_slots: int,
+        num_blocks: int,
+        block_size: int,
+        max_length: int,
+        max_tokens: int,
+        cache_dtype: str,
+        num_threads: int,
+    ) -> None:
+        """`description` has the attributes of octavo.models.description.Description. ValueError: weights are missing or
+        do not fit."""
+    def weight_bytes(self) -> int:
+        """Of packed matrices."""
+    def register(
+        self, arenas: Sequence[Buffer], outputs: Sequence[Buffer], layout: ArenaLayout, output_layout: OutputLayout
+    ) -> None:
+        """The same buffers as the Core's. ValueError on wrong sizes."""
+    def admit(self, row: NewRow, sampling: object) -> None:
+        """`sampling` has the attributes of octavo.worker.embedded.RowSampling."""
+    def forward(self, plan: StepPlan) -> None:
+        """Run a step's tokens through the layers. RuntimeError when the arena breaks the contract."""
+    def sample(self, plan: StepPlan) -> None:
+        """Choose the tokens of the sampled rows, into the step's output arena."""
+    def score(self, start: int, targets: bytes, num_top: int) -> tuple[bytes, bytes, bytes]:
+        """Logprobs of int32 targets behind the last step's tokens from `start` on: ids and values [t, 1 + top], ranks."""
+    def logits(self) -> bytes:
+        """float32 [t, vocab_size] of the last step's tokens: for tests and comparisons."""
+
 # --- frames (rust/core/src/frames.rs) ------------------------------------------------------------------------------
 # Every frame is u32 little-endian length, then the body; the functions below return and take bodies.
 

@@ -122,8 +122,9 @@ class ExecutionConfig:
     device: str = option("auto", "auto takes a CUDA device when there is one.", choices=("auto", "cpu", "cuda"))
     runner: str = option(
         "torch",
-        "What executes steps; fake makes up tokens (benches of everything else).",
-        choices=("torch", "fake"),
+        "What executes steps: torch, embedded (on CPU, without torch), or auto, which takes embedded where it can run; "
+        "fake makes up tokens (benches of everything else).",
+        choices=("auto", "torch", "embedded", "fake"),
     )
     attention_backend: str = option(
         "auto",

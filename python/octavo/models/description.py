@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.layers.frequencies import FREQUENCIES, Floats, RotarySpec, frequencies
+from octavo.layers.frequencies import FREQUENCIES, RotarySpec, frequencies
 from octavo.models.config import NormalConfig, RopeConfig
 
 ACTIVATIONS = {
@@ -43,7 +43,7 @@ class Description:
     """Of each layer; 0 = full attention."""
     layer_ropes: tuple[int, ...]
     """Which of `ropes` each layer has."""
-    ropes: tuple[tuple[Floats, float], ...]
+    ropes: tuple[tuple[list[float], float], ...]
     """(angle per position [f], factor of cosines and sines)."""
     is_tied: bool
     """The head is the embedding matrix."""
@@ -131,10 +131,9 @@ def describe(config: NormalConfig, max_length: int) -> Description:
     """Of a model without an `obstacle`, for sequences up to `max_length`. ModelError as `frequencies`."""
     family = FAMILIES[config.architecture]
     raw = _text_config(config.raw)
-    ropes = [frequencies(rotary_spec(config.rope, config.head_dim), max_length)]
+    ropes = [config.rope]
     if family.has_local_rope:
-        local = RopeConfig(theta=_local_theta(raw))
-        ropes.append(frequencies(rotary_spec(local, config.head_dim), max_length))
+        ropes.append(RopeConfig(theta=_local_theta(raw)))
     fields = {
         "activation": ACTIVATIONS[config.hidden_act],
         "layer_ropes": tuple(int(family.has_local_rope and window > 0) for window in config.layer_windows),
@@ -151,7 +150,7 @@ def describe(config: NormalConfig, max_length: int) -> Description:
         head_dim=config.head_dim,
         norm_eps=config.norm_eps,
         layer_windows=config.layer_windows,
-        ropes=tuple(ropes),
+        ropes=tuple(_angles(rope, config.head_dim, max_length) for rope in ropes),
         is_tied=config.tie_word_embeddings,
         has_qk_norm=family.has_qk_norm,
         qkv_bias=config.qkv_bias if family.qkv_bias is None else family.qkv_bias,
@@ -159,6 +158,11 @@ def describe(config: NormalConfig, max_length: int) -> Description:
         mlp_bias=config.mlp_bias and family.has_biases,
         **fields,
     )
+
+
+def _angles(rope: RopeConfig, head_dim: int, max_length: int) -> tuple[list[float], float]:
+    values_f, factor = frequencies(rotary_spec(rope, head_dim), max_length)
+    return values_f.tolist(), factor
 
 
 def rotary_spec(rope: RopeConfig, head_dim: int) -> RotarySpec:

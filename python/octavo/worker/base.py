@@ -46,6 +46,7 @@ class Runner(Protocol):
 
 RUNNERS = {
     "torch": "octavo.worker.torch_start:start_runner",
+    "embedded": "octavo.worker.embedded:EmbeddedRunner",
     "fake": "octavo.worker.fake:FakeRunner",
 }
 

@@ -63,6 +63,33 @@ impl IntBuffer {
     }
 }
 
+/// Bytes that nobody changes while they are read, such as a mapped file's.
+pub struct ByteBuffer {
+    buffer: PyBuffer<u8>,
+}
+
+impl ByteBuffer {
+    /// `what` names the buffer in messages. Errors: `ValueError` when it is not of contiguous bytes.
+    pub fn new(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Self> {
+        let buffer = PyBuffer::<u8>::get(object)
+            .map_err(|error| PyValueError::new_err(format!("{what}: not bytes ({error})")))?;
+        if buffer.is_c_contiguous() {
+            Ok(Self { buffer })
+        } else {
+            Err(PyValueError::new_err(format!("{what} is not contiguous")))
+        }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        if self.buffer.len_bytes() == 0 {
+            return &[];
+        }
+        // SAFETY: `new` checked type and contiguity; the buffer protocol keeps the memory in place while `self.buffer`
+        // lives, and by the caller's contract nobody writes to it.
+        unsafe { std::slice::from_raw_parts(self.buffer.buf_ptr().cast(), self.buffer.len_bytes()) }
+    }
+}
+
 /// `ValueError` when two buffers share memory.
 pub fn check_disjoint(buffers: &[IntBuffer]) -> PyResult<()> {
     let mut ranges: Vec<Range<usize>> = buffers.iter().map(IntBuffer::addresses).collect();

@@ -3,6 +3,7 @@
 mod buffers;
 mod core;
 mod cpu;
+mod decoder;
 mod frames;
 mod output;
 mod plan;
@@ -14,6 +15,7 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     cpu::register(module)?;
+    decoder::register(module)?;
     core::register(module)?;
     frames::register(module)?;
     output::register(module)?;

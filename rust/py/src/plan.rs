@@ -7,21 +7,21 @@ use pyo3::types::{PyBytes, PyList};
 #[pyclass(frozen, get_all, module = "octavo._core")]
 #[derive(Clone, Copy)]
 pub struct ArenaLayout {
-    num_ints: u32,
-    max_rows: u32,
-    max_tokens: u32,
-    max_block_updates: u32,
-    max_block_copies: u32,
-    max_new_rows: u32,
-    header: u32,
-    row_slot: u32,
-    query_start: u32,
-    kv_len: u32,
-    new_row: u32,
-    block_copy: u32,
-    block_update: u32,
-    token_id: u32,
-    position: u32,
+    pub num_ints: u32,
+    pub max_rows: u32,
+    pub max_tokens: u32,
+    pub max_block_updates: u32,
+    pub max_block_copies: u32,
+    pub max_new_rows: u32,
+    pub header: u32,
+    pub row_slot: u32,
+    pub query_start: u32,
+    pub kv_len: u32,
+    pub new_row: u32,
+    pub block_copy: u32,
+    pub block_update: u32,
+    pub token_id: u32,
+    pub position: u32,
 }
 
 impl From<arena::ArenaLayout> for ArenaLayout {
@@ -49,15 +49,15 @@ impl From<arena::ArenaLayout> for ArenaLayout {
 #[pyclass(frozen, get_all, module = "octavo._core")]
 #[derive(Clone, Copy)]
 pub struct OutputLayout {
-    num_ints: u32,
-    max_rows: u32,
-    max_sampled: u32,
-    max_logprobs: u32,
-    sampled: u32,
-    count: u32,
-    rank: u32,
-    logprob_id: u32,
-    logprob_value: u32,
+    pub num_ints: u32,
+    pub max_rows: u32,
+    pub max_sampled: u32,
+    pub max_logprobs: u32,
+    pub sampled: u32,
+    pub count: u32,
+    pub rank: u32,
+    pub logprob_id: u32,
+    pub logprob_value: u32,
 }
 
 impl From<&arena::OutputLayout> for OutputLayout {
@@ -78,40 +78,40 @@ impl From<&arena::OutputLayout> for OutputLayout {
 
 #[pyclass(frozen, get_all, module = "octavo._core")]
 pub struct NewRow {
-    slot: u32,
-    params: Py<PyBytes>,
-    index: u32,
-    token_ids: Py<PyBytes>,
-    num_prompt_tokens: u32,
+    pub slot: u32,
+    pub params: Py<PyBytes>,
+    pub index: u32,
+    pub token_ids: Py<PyBytes>,
+    pub num_prompt_tokens: u32,
 }
 
 #[pyclass(frozen, get_all, module = "octavo._core")]
 pub struct PromptLogprobRow {
-    row: u32,
-    slot: u32,
-    token_start: u32,
-    num_tokens: u32,
-    num_top: u32,
-    target_ids: Py<PyBytes>,
+    pub row: u32,
+    pub slot: u32,
+    pub token_start: u32,
+    pub num_tokens: u32,
+    pub num_top: u32,
+    pub target_ids: Py<PyBytes>,
 }
 
 #[pyclass(frozen, get_all, module = "octavo._core")]
 pub struct StepPlan {
-    step_id: u64,
-    arena: u32,
-    num_rows: u32,
-    num_decode_rows: u32,
-    num_sampled: u32,
-    num_tokens: u32,
-    max_query_len: u32,
-    max_kv_len: u32,
-    num_block_updates: u32,
-    num_block_copies: u32,
-    num_new_rows: u32,
-    needs_logprobs: bool,
-    new_rows: Py<PyList>,
-    prompt_logprob_rows: Py<PyList>,
-    has_calls: bool,
+    pub step_id: u64,
+    pub arena: u32,
+    pub num_rows: u32,
+    pub num_decode_rows: u32,
+    pub num_sampled: u32,
+    pub num_tokens: u32,
+    pub max_query_len: u32,
+    pub max_kv_len: u32,
+    pub num_block_updates: u32,
+    pub num_block_copies: u32,
+    pub num_new_rows: u32,
+    pub needs_logprobs: bool,
+    pub new_rows: Py<PyList>,
+    pub prompt_logprob_rows: Py<PyList>,
+    pub has_calls: bool,
 }
 
 /// int32 little-endian.

@@ -71,7 +71,9 @@ pub fn gated(activation: Activation, gate: &mut [f32], up: &[f32]) {
     match activation {
         Activation::Silu => pairs.for_each(|(g, u)| *g = *g / (1.0 + exp(-*g)) * u),
         Activation::Gelu => {
-            pairs.for_each(|(g, u)| *g = 0.5 * *g * (1.0 + erf(*g * std::f32::consts::FRAC_1_SQRT_2)) * u);
+            pairs.for_each(|(g, u)| {
+                *g = 0.5 * *g * (1.0 + erf(*g * std::f32::consts::FRAC_1_SQRT_2)) * u
+            });
         }
         Activation::GeluTanh => pairs.for_each(|(g, u)| {
             let inner = (2.0 / std::f32::consts::PI).sqrt() * (*g + 0.044_715 * *g * *g * *g);
@@ -133,7 +135,11 @@ mod tests {
         for i in -8700..=8700 {
             let x = i as f32 / 100.0;
             let exact = f64::from(x).exp();
-            assert!((f64::from(exp(x)) / exact - 1.0).abs() < 4e-6, "{x}: {} {exact}", exp(x));
+            assert!(
+                (f64::from(exp(x)) / exact - 1.0).abs() < 4e-6,
+                "{x}: {} {exact}",
+                exp(x)
+            );
         }
         assert!(exp(-1000.0) < 1e-37 && exp(0.0) == 1.0);
     }
@@ -156,7 +162,10 @@ mod tests {
 
     #[test]
     fn rotation_keeps_lengths_and_leaves_the_rest() {
-        let rope = Rope { frequencies: vec![1.0, 0.1], factor: 1.0 };
+        let rope = Rope {
+            frequencies: vec![1.0, 0.1],
+            factor: 1.0,
+        };
         let mut table = [0.0; 4];
         cos_sin(&rope, 3, &mut table);
         let mut head = [1.0, 2.0, 0.5, -1.0, 7.0];

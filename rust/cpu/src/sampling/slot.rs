@@ -185,7 +185,10 @@ impl SlotSampling {
         if !self.has_penalties() {
             return;
         }
-        let only_prompt = self.prompt.iter().filter(|id| !self.counts.contains_key(id));
+        let only_prompt = self
+            .prompt
+            .iter()
+            .filter(|id| !self.counts.contains_key(id));
         for &id in self.counts.keys().chain(only_prompt) {
             let Some(x) = logits.get_mut(id as usize) else {
                 continue;

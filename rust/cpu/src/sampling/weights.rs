@@ -83,12 +83,7 @@ pub fn draw(logits: &[f32], stream: Stream) -> usize {
     let group = race(sums, stream, 0);
     let start = group * GROUP;
     let members = logits[start..logits.len().min(start + GROUP)].iter();
-    start
-        + race(
-            members.map(|&x| weight(x, top)),
-            stream,
-            num_groups as u32,
-        )
+    start + race(members.map(|&x| weight(x, top)), stream, num_groups as u32)
 }
 
 /// Of weights w and exponential numbers E the place of the first largest w / E; place i has the stream's number
@@ -151,24 +146,46 @@ mod tests {
 
     #[test]
     fn draws_follow_the_softmax() {
-        let logits: Vec<f32> = (0..600).map(|i| if i % 100 == 7 { (i / 100) as f32 * 0.5 } else { f32::NEG_INFINITY }).collect();
+        let logits: Vec<f32> = (0..600)
+            .map(|i| {
+                if i % 100 == 7 {
+                    (i / 100) as f32 * 0.5
+                } else {
+                    f32::NEG_INFINITY
+                }
+            })
+            .collect();
         let total: f32 = (0..6).map(|i| (i as f32 * 0.5).exp()).sum();
         let mut counts = [0u32; 6];
         for position in 0..6000 {
-            let token = draw(&logits, Stream { seed: 5, index: 0, position });
+            let token = draw(
+                &logits,
+                Stream {
+                    seed: 5,
+                    index: 0,
+                    position,
+                },
+            );
             assert_eq!(token % 100, 7);
             counts[token / 100] += 1;
         }
         for (i, &count) in counts.iter().enumerate() {
             let expected = 6000.0 * (i as f32 * 0.5).exp() / total;
-            assert!((count as f32 - expected).abs() < 5.0 * expected.sqrt(), "{i}: {count} of {expected}");
+            assert!(
+                (count as f32 - expected).abs() < 5.0 * expected.sqrt(),
+                "{i}: {count} of {expected}"
+            );
         }
     }
 
     #[test]
     fn rows_of_nothing_give_token_0() {
         let nothing = vec![f32::NEG_INFINITY; 300];
-        let stream = Stream { seed: 0, index: 0, position: 0 };
+        let stream = Stream {
+            seed: 0,
+            index: 0,
+            position: 0,
+        };
         assert_eq!((argmax(&nothing), draw(&nothing, stream)), (0, 0));
         assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
     }

@@ -1,0 +1,116 @@
+"""Before the embedded decoder is built: can it run the model, in which number formats, and what fits in memory.
+
+No torch here, nor in what it imports: a machine without a GPU serves within a second. Not here: loading (embedded.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.models.config import NormalConfig, normalize_config
+from octavo.models.description import Description, describe, obstacle
+from octavo.models.sources import ModelSource, resolve_source
+from octavo.models.stored_weights import StoredWeight, check_fit, stored_weights
+from octavo.worker.device import cpu_facts
+from octavo.worker.memory import MemoryPlan, plan_memory
+from octavo.worker.resolve import resolve_config
+
+if TYPE_CHECKING:
+    from octavo.worker.base import Progress
+
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
+"""Formats of plain numbers -> the dtype they are kept in. Others are quantized."""
+BACKENDS = ("auto", "cpu")
+"""Attention backends under which the decoder's own attention is meant."""
+QUANTIZATIONS = ("auto", "none")
+"""Values of --quantization that it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPlan:
+    """What the runner builds."""
+
+    memory: MemoryPlan
+    description: Description
+    weights: Mapping[str, StoredWeight]
+    """By checkpoint name; of dummy weights none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model, and why the embedded decoder can't run it as the config asks (None: it can)."""
+
+    source: ModelSource
+    model: NormalConfig
+    obstacle: str | None
+
+
+def find_model(config: EngineConfig, progress: Progress) -> FoundModel:
+    """Errors: ModelError when there is none."""
+    source = resolve_source(config.model, progress)
+    model = normalize_config(source.raw_config, source.generation_config)
+    return FoundModel(source, model, _contradiction(config) or obstacle(model))
+
+
+def _contradiction(config: EngineConfig) -> str | None:
+    """What the config asks for that the embedded decoder doesn't do."""
+    if config.execution.device == "cuda":
+        return "it runs on the CPU, and --device is cuda"
+    if config.execution.attention_backend not in BACKENDS:
+        return f"it attends by itself, and --attention-backend is {config.execution.attention_backend}"
+    if config.model.quantization not in QUANTIZATIONS:
+        return f"it does not know --quantization {config.model.quantization}"
+    return None
+
+
+def make_plan(config: EngineConfig, found: FoundModel) -> EmbeddedPlan:
+    """Resolve the config and size the cache. Reads no weights. Errors: ConfigError, ModelError."""
+    if found.obstacle is not None:
+        name = found.source.name
+        raise ConfigError(f"--runner embedded can't run {name}: {found.obstacle}; use --runner auto", "runner")
+    device = cpu_facts()
+    resolved = resolve_config(config, device, found.model.max_position_embeddings)
+    is_dummy = config.model.load_format == "dummy"
+    stored = {} if is_dummy else stored_weights(found.source)
+    dtype = config.model.dtype if config.model.dtype != "auto" else natural_dtype(found.model, stored)
+    resolved = replace(resolved, model=replace(resolved.model, dtype=dtype, quantization="none"))
+    full = describe(found.model, found.model.max_position_embeddings)
+    if not is_dummy:
+        check_fit(full, stored)
+    item = {"float32": 4}.get(dtype, 2)
+    num_bytes = sum(_kept_bytes(weight, dtype) for weight in stored.values()) if stored else item * _numbers(full)
+    memory = plan_memory(resolved, found.source, found.model, device, num_bytes)
+    return EmbeddedPlan(memory, describe(found.model, memory.max_model_len), stored)
+
+
+def natural_dtype(model: NormalConfig, stored: Mapping[str, StoredWeight]) -> str:
+    """What --dtype auto means: float32 for a checkpoint of nothing else, else float16 for quantized ones, or its own
+    type. Arithmetic is in float32 all the same; this is how keys, values and plain weights are kept."""
+    kinds = {weight.format for weight in stored.values() if len(weight.shape) == 2}
+    if not kinds:
+        return model.dtype
+    wide = {FLOATS.get(kind) for kind in kinds}
+    if wide == {"float32"}:
+        return "float32"
+    return "bfloat16" if wide == {"bfloat16"} else "float16"
+
+
+def _kept_bytes(weight: StoredWeight, dtype: str) -> int:
+    """Bytes that a tensor takes when it is loaded; about, for quantized formats."""
+    count = math.prod(weight.shape)
+    if dtype == "float32":
+        return 4 * count
+    return 2 * count if weight.format in FLOATS else count
+
+
+def _numbers(model: Description) -> int:
+    """Weights of a decoder, about."""
+    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
+    layer = attention + 3 * model.hidden_size * model.intermediate_size
+    heads = 1 if model.is_tied else 2
+    return len(model.layer_windows) * layer + heads * model.vocab_size * model.hidden_size

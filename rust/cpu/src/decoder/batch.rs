@@ -1,0 +1,307 @@
+//! A step's rows and tokens, checked against the slots before anything uses them as an index; block tables and newest
+//! tokens of the slots.
+
+use super::error::DecoderError;
+
+/// The runner's arena as it came: nothing of it is trusted.
+#[derive(Clone, Copy, Debug)]
+pub struct StepView<'a> {
+    /// Slot of each row.
+    pub row_slot: &'a [i32],
+    /// First token of each row, and one more.
+    pub query_start: &'a [i32],
+    /// Tokens of each row's sequence, this step's included.
+    pub kv_len: &'a [i32],
+    /// -1: the slot's newest token.
+    pub token_id: &'a [i32],
+    pub position: &'a [i32],
+    /// (slot, index, block) each.
+    pub block_updates: &'a [i32],
+    /// (source, destination) each.
+    pub block_copies: &'a [i32],
+}
+
+/// Sizes that indices are checked against.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub num_slots: usize,
+    pub max_blocks: usize,
+    pub num_blocks: usize,
+    pub block_size: usize,
+    pub vocab_size: usize,
+    /// Most tokens of a step.
+    pub max_tokens: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    pub slot: usize,
+    /// Index of its first token in the step.
+    pub start: usize,
+    pub num_tokens: usize,
+    pub kv_len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Token {
+    pub id: usize,
+    pub position: usize,
+    /// block * `block_size` + offset of its key and value.
+    pub place: usize,
+}
+
+/// Per slot: which blocks its sequence has, and its newest token.
+pub struct Slots {
+    limits: Limits,
+    /// `[num_slots, max_blocks]`, each below `num_blocks`.
+    tables: Vec<i32>,
+    newest: Vec<u32>,
+}
+
+impl Slots {
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            tables: vec![0; limits.num_slots * limits.max_blocks],
+            newest: vec![0; limits.num_slots],
+        }
+    }
+
+    /// Block ids of a slot's sequence.
+    pub fn table(&self, slot: usize) -> &[i32] {
+        &self.tables[slot * self.limits.max_blocks..][..self.limits.max_blocks]
+    }
+
+    pub fn set_newest(&mut self, slot: usize, token: u32) {
+        self.newest[slot] = token;
+    }
+
+    /// Take over (slot, index, block) updates.
+    pub fn update(&mut self, updates: &[i32]) -> Result<(), DecoderError> {
+        let limits = self.limits;
+        for update in updates.chunks_exact(3) {
+            let slot = below(update[0], limits.num_slots, "slot of a block update")?;
+            let index = below(update[1], limits.max_blocks, "index of a block update")?;
+            let block = below(update[2], limits.num_blocks, "block of a block update")?;
+            self.tables[slot * limits.max_blocks + index] = block as i32;
+        }
+        Ok(())
+    }
+}
+
+/// A checked step. Reused, so that a steady state allocates nothing.
+#[derive(Default)]
+pub struct Batch {
+    pub rows: Vec<Row>,
+    pub tokens: Vec<Token>,
+    /// Per slot: the last batch that had a row of it.
+    seen: Vec<u64>,
+    count: u64,
+}
+
+impl Batch {
+    /// Check a step and take it over. Slots of different rows differ.
+    pub fn fill(&mut self, step: &StepView<'_>, slots: &Slots) -> Result<(), DecoderError> {
+        let limits = slots.limits;
+        let (num_rows, num_tokens) = (step.row_slot.len(), step.token_id.len());
+        if step.query_start.len() != num_rows + 1
+            || step.kv_len.len() != num_rows
+            || step.position.len() != num_tokens
+            || num_tokens > limits.max_tokens
+        {
+            return Err(DecoderError::Step(format!(
+                "{num_rows} rows and {num_tokens} tokens do not fit"
+            )));
+        }
+        self.rows.clear();
+        self.tokens.clear();
+        self.seen.resize(limits.num_slots, 0);
+        self.count += 1;
+        for row in 0..num_rows {
+            self.add_row(step, slots, row)?;
+        }
+        if self.tokens.len() != num_tokens {
+            return Err(DecoderError::Step(format!(
+                "{num_tokens} tokens, rows end at {}",
+                self.tokens.len()
+            )));
+        }
+        Ok(())
+    }
+
+    fn add_row(
+        &mut self,
+        step: &StepView<'_>,
+        slots: &Slots,
+        row: usize,
+    ) -> Result<(), DecoderError> {
+        let limits = slots.limits;
+        let slot = below(step.row_slot[row], limits.num_slots, "slot of a row")?;
+        let seen = std::mem::replace(&mut self.seen[slot], self.count);
+        if seen == self.count {
+            return Err(DecoderError::Step(format!("slot {slot} has two rows")));
+        }
+        let start = self.tokens.len();
+        let end = below(
+            step.query_start[row + 1],
+            step.token_id.len() + 1,
+            "end of a row",
+        )?;
+        let capacity = limits.max_blocks * limits.block_size;
+        let kv_len = below(step.kv_len[row], capacity + 1, "length of a row")?;
+        if usize::try_from(step.query_start[row]) != Ok(start)
+            || end <= start
+            || kv_len < end - start
+        {
+            return Err(DecoderError::Step(format!(
+                "row {row} has tokens {start}..{end} of {kv_len}"
+            )));
+        }
+        let table = slots.table(slot);
+        for token in start..end {
+            let id = match step.token_id[token] {
+                -1 => slots.newest[slot] as usize,
+                id => below(id, limits.vocab_size, "token id")?,
+            };
+            let position = below(step.position[token], kv_len, "position")?;
+            if position != kv_len - (end - token) {
+                return Err(DecoderError::Step(format!(
+                    "token {token} of row {row} is at {position}"
+                )));
+            }
+            let block = table[position / limits.block_size] as usize;
+            self.tokens.push(Token {
+                id,
+                position,
+                place: block * limits.block_size + position % limits.block_size,
+            });
+        }
+        self.rows.push(Row {
+            slot,
+            start,
+            num_tokens: end - start,
+            kv_len,
+        });
+        Ok(())
+    }
+}
+
+/// `value` as an index below `limit`.
+pub fn below(value: i32, limit: usize, what: &str) -> Result<usize, DecoderError> {
+    usize::try_from(value)
+        .ok()
+        .filter(|&index| index < limit)
+        .ok_or_else(|| DecoderError::Step(format!("{what} is {value}, not below {limit}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        num_slots: 4,
+        max_blocks: 2,
+        num_blocks: 5,
+        block_size: 4,
+        vocab_size: 10,
+        max_tokens: 8,
+    };
+
+    const STEP: StepView<'static> = StepView {
+        row_slot: &[2, 0],
+        query_start: &[0, 1, 4],
+        kv_len: &[6, 3],
+        token_id: &[-1, 7, 8, 9],
+        position: &[5, 0, 1, 2],
+        block_updates: &[],
+        block_copies: &[],
+    };
+
+    fn slots() -> Slots {
+        let mut slots = Slots::new(LIMITS);
+        slots.update(&[2, 0, 4, 2, 1, 3, 0, 0, 1]).unwrap();
+        slots.set_newest(2, 6);
+        slots
+    }
+
+    #[test]
+    fn tokens_find_their_places() {
+        let mut batch = Batch::default();
+        batch.fill(&STEP, &slots()).unwrap();
+        let tokens: Vec<_> = batch
+            .tokens
+            .iter()
+            .map(|t| (t.id, t.position, t.place))
+            .collect();
+        assert_eq!(tokens, [(6, 5, 13), (7, 0, 4), (8, 1, 5), (9, 2, 6)]);
+    }
+
+    #[test]
+    fn what_breaks_the_contract_is_refused() {
+        let bad = [
+            StepView {
+                row_slot: &[2, 2],
+                ..STEP
+            },
+            StepView {
+                row_slot: &[2, 4],
+                ..STEP
+            },
+            StepView {
+                row_slot: &[2, -1],
+                ..STEP
+            },
+            StepView {
+                row_slot: &[2],
+                ..STEP
+            },
+            StepView {
+                query_start: &[0, 1, 5],
+                ..STEP
+            },
+            StepView {
+                query_start: &[0, 1, 3],
+                ..STEP
+            },
+            StepView {
+                query_start: &[1, 1, 4],
+                ..STEP
+            },
+            StepView {
+                query_start: &[0, 0, 4],
+                ..STEP
+            },
+            StepView {
+                kv_len: &[6, 2],
+                ..STEP
+            },
+            StepView {
+                kv_len: &[9, 3],
+                ..STEP
+            },
+            StepView {
+                token_id: &[-1, 7, 10, 9],
+                ..STEP
+            },
+            StepView {
+                token_id: &[-2, 7, 8, 9],
+                ..STEP
+            },
+            StepView {
+                position: &[5, 0, 2, 2],
+                ..STEP
+            },
+            StepView {
+                position: &[5, 0, 1],
+                ..STEP
+            },
+        ];
+        for step in bad {
+            let result = Batch::default().fill(&step, &slots());
+            assert!(matches!(result, Err(DecoderError::Step(_))), "{step:?}");
+        }
+        for update in [[4, 0, 0], [0, 2, 0], [0, 0, 5], [0, 0, -1]] {
+            assert!(slots().update(&update).is_err());
+        }
+    }
+}

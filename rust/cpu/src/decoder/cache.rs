@@ -1,0 +1,72 @@
+//! The paged keys and values of all layers: a layer is `[num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]`.
+//! Memory that no token has used is not resident.
+
+use super::batch::below;
+use super::error::DecoderError;
+use crate::element::Dtype;
+use crate::shared::Shared;
+
+#[derive(Clone, Copy, Debug)]
+pub struct CacheShape {
+    pub dtype: Dtype,
+    pub num_layers: usize,
+    pub num_blocks: usize,
+    pub block_size: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl CacheShape {
+    /// Numbers of a block in one layer.
+    pub fn block_len(&self) -> usize {
+        2 * self.num_kv_heads * self.block_size * self.head_dim
+    }
+}
+
+pub struct Cache {
+    pub shape: CacheShape,
+    /// Of each layer, in words of 8 bytes, so that every dtype is aligned.
+    layers: Vec<Vec<u64>>,
+}
+
+impl Cache {
+    pub fn new(shape: CacheShape) -> Result<Self, DecoderError> {
+        let too_large = || DecoderError::Description("the cache is too large".to_owned());
+        let bytes = shape
+            .block_len()
+            .checked_mul(shape.num_blocks)
+            .and_then(|len| len.checked_mul(shape.dtype.bytes()))
+            .ok_or_else(too_large)?;
+        let words = bytes.div_ceil(8);
+        Ok(Self {
+            shape,
+            layers: (0..shape.num_layers).map(|_| vec![0; words]).collect(),
+        })
+    }
+
+    /// Copy (source, destination) blocks in every layer.
+    pub fn copy(&mut self, copies: &[i32]) -> Result<(), DecoderError> {
+        for copy in copies.chunks_exact(2) {
+            let source = below(copy[0], self.shape.num_blocks, "source of a block copy")?;
+            let target = below(copy[1], self.shape.num_blocks, "target of a block copy")?;
+            let bytes = self.shape.block_len() * self.shape.dtype.bytes();
+            for layer in &mut self.layers {
+                bytes_of(layer).copy_within(source * bytes..(source + 1) * bytes, target * bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Each layer's memory, for the threads of a region.
+    pub fn share(&mut self) -> Vec<Shared<'_, u64>> {
+        self.layers
+            .iter_mut()
+            .map(|layer| Shared::new(layer))
+            .collect()
+    }
+}
+
+fn bytes_of(words: &mut [u64]) -> &mut [u8] {
+    // SAFETY: any bytes are u64s and the other way round; the same memory, borrowed mutably.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len() * 8) }
+}

@@ -1,0 +1,105 @@
+//! Logits of some tokens of the last step, a few rows at a time, and what is done with each row.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::description::Description;
+use super::rows::{cap, rms_norm};
+use super::weights::Weights;
+use crate::activations::Activations;
+use crate::matrix::{Input, Output};
+use crate::pool::{Team, ThreadPool};
+use crate::sampling::clean;
+use crate::shared::Shared;
+
+/// Logits that exist at a time. Every chunk of rows reads the head's weights again.
+const MAX_LOGITS: usize = 1 << 22;
+
+/// Buffers of the head.
+#[derive(Default)]
+pub struct Head {
+    normed: Vec<f32>,
+    logits: Vec<f32>,
+    quants: Activations,
+}
+
+/// The first arguments of every call.
+pub struct HeadCall<'a> {
+    pub description: &'a Description,
+    pub weights: &'a Weights,
+    pub pool: &'a ThreadPool,
+    /// `[tokens, hidden_size]` behind the last layer.
+    pub hidden: &'a [f32],
+}
+
+impl Head {
+    /// Call `visit(i, logits)` for each of `tokens`, from any thread, once; logits are clean (no NaN, no +inf) and may be
+    /// used up.
+    pub fn visit(
+        &mut self,
+        call: &HeadCall<'_>,
+        tokens: &[usize],
+        visit: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) {
+        let vocab = call.description.vocab_size;
+        let most = (MAX_LOGITS / vocab).max(1);
+        for (chunk, tokens) in tokens.chunks(most).enumerate() {
+            let first = chunk * most;
+            self.run(call, tokens, &|index, logits| visit(first + index, logits));
+        }
+    }
+
+    fn run(
+        &mut self,
+        call: &HeadCall<'_>,
+        tokens: &[usize],
+        visit: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) {
+        let (description, head) = (call.description, call.weights.head());
+        let (vocab, hidden) = (description.vocab_size, description.hidden_size);
+        let is_integer = head.format().is_integer();
+        self.normed.resize(tokens.len() * hidden, 0.0);
+        self.logits.resize(tokens.len() * vocab, 0.0);
+        self.quants
+            .resize(if is_integer { tokens.len() } else { 0 }, hidden);
+        let (normed, logits) = (Shared::new(&mut self.normed), Shared::new(&mut self.logits));
+        let quants = is_integer.then_some(&self.quants);
+        let next = AtomicUsize::new(0);
+        call.pool.run(&|team: &Team<'_>| {
+            for row in team.share(tokens.len(), 1) {
+                let x = &call.hidden[tokens[row] * hidden..][..hidden];
+                // SAFETY: each row is one thread's.
+                let out = unsafe { normed.part_mut(row * hidden..(row + 1) * hidden) };
+                rms_norm(x, &call.weights.final_norm, description.norm_eps, out);
+            }
+            team.barrier();
+            // SAFETY: nobody writes to it any more.
+            let x = unsafe { normed.part(0..normed.len()) };
+            if let Some(quants) = quants {
+                // SAFETY: each row is one thread's.
+                unsafe { quants.fill_part(x, team.share(tokens.len(), 1), 0..hidden) };
+                team.barrier();
+            }
+            let input = Input {
+                x,
+                rows: tokens.len(),
+                quantized: quants,
+            };
+            // SAFETY: threads write disjoint parts, which nobody reads before the barrier.
+            unsafe { head.multiply(team, &input, &Output::dense(logits, vocab)) };
+            team.barrier();
+            loop {
+                let row = next.fetch_add(1, Ordering::Relaxed);
+                if row >= tokens.len() {
+                    break;
+                }
+                // SAFETY: each row is taken once.
+                let row_logits = unsafe { logits.part_mut(row * vocab..(row + 1) * vocab) };
+                if description.logit_cap > 0.0 {
+                    cap(row_logits, description.logit_cap);
+                }
+                clean(row_logits);
+                visit(row, row_logits);
+            }
+        });
+    }
+}

@@ -1,0 +1,306 @@
+//! A whole decoder on the CPU: described once, filled with weights as they are stored, then stepped.
+//!
+//! A step is `forward` (rows and tokens of the runner's arena, checked, through all layers in one parallel region) and
+//! `sample` (head and choice of the sampled rows). Not here: kernels (matrix, attention), who runs when (rust/core).
+
+mod attend;
+mod batch;
+mod buffers;
+mod cache;
+mod description;
+mod error;
+mod head;
+mod region;
+mod rows;
+mod weights;
+
+pub use batch::{Limits, StepView};
+pub use description::{Activation, Description, LayerKind, Rope};
+pub use error::DecoderError;
+pub use weights::{TOP, WeightsBuilder};
+
+use batch::{Batch, Slots};
+use buffers::Buffers;
+use cache::{Cache, CacheShape};
+use head::{Head, HeadCall};
+use region::Region;
+use weights::Weights;
+
+use crate::element::Dtype;
+use crate::pool::ThreadPool;
+use crate::sampling::{SlotSampling, gather};
+use crate::shared::Shared;
+
+/// Sizes of the serving around a decoder.
+#[derive(Clone, Copy, Debug)]
+pub struct Serving {
+    pub num_slots: usize,
+    pub num_blocks: usize,
+    pub block_size: usize,
+    /// Longest sequence.
+    pub max_length: usize,
+    /// Most tokens of a step.
+    pub max_tokens: usize,
+    pub cache_dtype: Dtype,
+    pub num_threads: usize,
+}
+
+/// A row's new token, or a prompt's given one.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    pub token: i32,
+    /// 1 + the number of tokens that are more probable; with logprobs alone.
+    pub rank: i32,
+    /// The token, then the top ones; empty without logprobs.
+    pub ids: Vec<i32>,
+    pub logprobs: Vec<f32>,
+}
+
+impl Choice {
+    /// With logprobs of `token` and of the `num_top` most probable ones.
+    fn scored(logits: &[f32], token: usize, num_top: usize) -> Self {
+        let count = 1 + num_top.min(logits.len());
+        let (mut ids, mut logprobs) = (vec![0; count], vec![0.0; count]);
+        let rank = gather(logits, token, num_top, &mut ids, &mut logprobs);
+        Self {
+            token: token as i32,
+            rank,
+            ids,
+            logprobs,
+        }
+    }
+}
+
+/// Allowed tokens of each slot, a bit each.
+#[derive(Clone, Copy, Debug)]
+pub struct Masks<'a> {
+    /// `[slots, words_per_slot]`
+    pub words: &'a [i32],
+    pub words_per_slot: usize,
+}
+
+pub struct Decoder {
+    description: Description,
+    weights: Weights,
+    pool: ThreadPool,
+    cache: Cache,
+    slots: Slots,
+    sampling: Vec<SlotSampling>,
+    batch: Batch,
+    buffers: Buffers,
+    head: Head,
+    choices: Vec<Choice>,
+}
+
+impl Decoder {
+    /// Errors: sizes that no decoder has, weights that are missing or of a wrong shape.
+    pub fn new(
+        description: Description,
+        weights: WeightsBuilder,
+        serving: Serving,
+    ) -> Result<Self, DecoderError> {
+        description.check()?;
+        for (name, size) in [
+            ("num_slots", serving.num_slots),
+            ("num_blocks", serving.num_blocks),
+            ("block_size", serving.block_size),
+            ("max_length", serving.max_length),
+            ("max_tokens", serving.max_tokens),
+            ("num_threads", serving.num_threads),
+        ] {
+            if size == 0 || size >= 1 << 31 {
+                return Err(DecoderError::Description(format!("{name} is {size}")));
+            }
+        }
+        let weights = weights.finish(&description)?;
+        let limits = Limits {
+            num_slots: serving.num_slots,
+            max_blocks: serving.max_length.div_ceil(serving.block_size),
+            num_blocks: serving.num_blocks,
+            block_size: serving.block_size,
+            vocab_size: description.vocab_size,
+            max_tokens: serving.max_tokens,
+        };
+        let cache = Cache::new(CacheShape {
+            dtype: serving.cache_dtype,
+            num_layers: description.layers.len(),
+            num_blocks: serving.num_blocks,
+            block_size: serving.block_size,
+            num_kv_heads: description.num_kv_heads,
+            head_dim: description.head_dim,
+        })?;
+        Ok(Self {
+            buffers: Buffers::new(&description, &weights),
+            pool: ThreadPool::new(serving.num_threads),
+            slots: Slots::new(limits),
+            sampling: vec![SlotSampling::default(); limits.num_slots],
+            batch: Batch::default(),
+            head: Head::default(),
+            choices: Vec::new(),
+            description,
+            weights,
+            cache,
+        })
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.description.vocab_size
+    }
+
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.num_bytes()
+    }
+
+    /// A sequence gets a slot.
+    pub fn admit(&mut self, slot: usize, sampling: SlotSampling) -> Result<(), DecoderError> {
+        match self.sampling.get_mut(slot) {
+            Some(place) => {
+                *place = sampling;
+                Ok(())
+            }
+            None => Err(DecoderError::Step(format!("no slot {slot}"))),
+        }
+    }
+
+    /// Bring block tables and cache up to date, and run the step's tokens through the layers.
+    pub fn forward(&mut self, step: &StepView<'_>) -> Result<(), DecoderError> {
+        self.slots.update(step.block_updates)?;
+        self.cache.copy(step.block_copies)?;
+        self.batch.fill(step, &self.slots)?;
+        self.buffers
+            .resize(&self.description, self.batch.tokens.len());
+        let region = Region::new(
+            &self.description,
+            &self.weights,
+            &self.batch,
+            &self.slots,
+            &mut self.cache,
+            &mut self.buffers,
+        );
+        self.pool.run(&|team| region.run(team));
+        Ok(())
+    }
+
+    /// Choose a token for each of the last step's first `num_sampled` rows.
+    pub fn sample(
+        &mut self,
+        num_sampled: usize,
+        masks: Option<Masks<'_>>,
+    ) -> Result<&[Choice], DecoderError> {
+        let rows = self.batch.rows.get(..num_sampled).ok_or_else(|| {
+            DecoderError::Step(format!(
+                "{num_sampled} rows of {} are sampled",
+                self.batch.rows.len()
+            ))
+        })?;
+        if let Some(masks) = masks {
+            let least = self.vocab_size().div_ceil(32);
+            let slots = masks.words.len() / masks.words_per_slot.max(1);
+            if masks.words_per_slot < least || rows.iter().any(|row| row.slot >= slots) {
+                return Err(DecoderError::Step("masks are too small".to_owned()));
+            }
+        }
+        let tokens: Vec<usize> = rows.iter().map(|r| r.start + r.num_tokens - 1).collect();
+        self.choices.clear();
+        self.choices.resize_with(num_sampled, Choice::default);
+        let (choices, sampling) = (
+            Shared::new(&mut self.choices),
+            Shared::new(&mut self.sampling),
+        );
+        let call = HeadCall {
+            description: &self.description,
+            weights: &self.weights,
+            pool: &self.pool,
+            hidden: &self.buffers.hidden,
+        };
+        self.head.visit(&call, &tokens, &|index, logits| {
+            let row = &rows[index];
+            // SAFETY: each row is visited once, and rows of one batch have different slots.
+            let (choice, slot) = unsafe {
+                (
+                    &mut choices.part_mut(index..index + 1)[0],
+                    &mut sampling.part_mut(row.slot..row.slot + 1)[0],
+                )
+            };
+            let mask = masks.map(|masks| {
+                &masks.words[row.slot * masks.words_per_slot..][..masks.words_per_slot]
+            });
+            *choice = choose(slot, logits, row.kv_len as u32, mask);
+        });
+        for (row, choice) in rows.iter().zip(&self.choices) {
+            self.slots.set_newest(row.slot, choice.token as u32);
+        }
+        Ok(&self.choices)
+    }
+
+    /// Logprobs of `targets` behind the last step's tokens from `start` on, each with the `num_top` most probable ones.
+    pub fn score(
+        &mut self,
+        start: usize,
+        targets: &[u32],
+        num_top: usize,
+    ) -> Result<Vec<Choice>, DecoderError> {
+        let count = self.batch.tokens.len();
+        if start > count
+            || targets.len() > count - start
+            || targets.iter().any(|&id| id as usize >= self.vocab_size())
+        {
+            return Err(DecoderError::Step(format!(
+                "{} targets from token {start} of {count}",
+                targets.len()
+            )));
+        }
+        let tokens: Vec<usize> = (start..start + targets.len()).collect();
+        let mut scores = vec![Choice::default(); targets.len()];
+        let shared = Shared::new(&mut scores);
+        let call = HeadCall {
+            description: &self.description,
+            weights: &self.weights,
+            pool: &self.pool,
+            hidden: &self.buffers.hidden,
+        };
+        self.head.visit(&call, &tokens, &|index, logits| {
+            // SAFETY: each row is visited once.
+            let score = unsafe { &mut shared.part_mut(index..index + 1)[0] };
+            *score = Choice::scored(logits, targets[index] as usize, num_top);
+        });
+        Ok(scores)
+    }
+
+    /// Logits of the last step's tokens, `[tokens, vocab_size]`: for tests and comparisons.
+    pub fn logits(&mut self) -> Vec<f32> {
+        let (count, vocab) = (self.batch.tokens.len(), self.description.vocab_size);
+        let tokens: Vec<usize> = (0..count).collect();
+        let mut all = vec![0.0; count * vocab];
+        let shared = Shared::new(&mut all);
+        let call = HeadCall {
+            description: &self.description,
+            weights: &self.weights,
+            pool: &self.pool,
+            hidden: &self.buffers.hidden,
+        };
+        self.head.visit(&call, &tokens, &|index, logits| {
+            // SAFETY: each row is visited once.
+            unsafe { shared.part_mut(index * vocab..(index + 1) * vocab) }.copy_from_slice(logits);
+        });
+        all
+    }
+}
+
+/// The row's token, and its logprobs where they are asked for (of the model's own distribution).
+fn choose(
+    slot: &mut SlotSampling,
+    logits: &mut [f32],
+    position: u32,
+    mask: Option<&[i32]>,
+) -> Choice {
+    let Some(num_top) = slot.num_logprobs() else {
+        return Choice {
+            token: slot.choose(logits, position, mask) as i32,
+            ..Choice::default()
+        };
+    };
+    let own = logits.to_vec();
+    let token = slot.choose(logits, position, mask);
+    Choice::scored(&own, token, num_top)
+}

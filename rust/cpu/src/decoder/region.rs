@@ -1,0 +1,342 @@
+//! The decoder's layers as one parallel region: every thread of the team runs `Region::run`, and barriers order what one
+//! writes and another reads. Between two barriers a buffer is either read by all or written in disjoint parts.
+
+use std::ops::Range;
+
+use super::attend::{Query, attend, write_kv};
+use super::batch::Batch;
+use super::batch::Slots;
+use super::buffers::Buffers;
+use super::cache::{Cache, CacheShape};
+use super::description::{Description, LayerKind};
+use super::rows::{add_rms_norm, cos_sin, gated, rms_norm, rms_norm_in_place, rotate};
+use super::weights::{Layer, Linear, Weights};
+use crate::activations::Activations;
+use crate::matrix::{Input, Output};
+use crate::pool::Team;
+use crate::shared::Shared;
+
+/// Rows of f32 that threads share.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    all: Shared<'a, f32>,
+    width: usize,
+}
+
+impl<'a> Rows<'a> {
+    fn new(buffer: &'a mut [f32], width: usize) -> Self {
+        Self {
+            all: Shared::new(buffer),
+            width,
+        }
+    }
+
+    /// # Safety
+    /// Nobody writes to the row while the result lives.
+    unsafe fn row(&self, row: usize) -> &'a [f32] {
+        // SAFETY: the caller's.
+        unsafe { self.all.part(row * self.width..(row + 1) * self.width) }
+    }
+
+    /// # Safety
+    /// Nobody else touches the row while the result lives.
+    #[allow(clippy::mut_from_ref)] // as Shared
+    unsafe fn row_mut(&self, row: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's.
+        unsafe { self.all.part_mut(row * self.width..(row + 1) * self.width) }
+    }
+
+    /// # Safety
+    /// Nobody writes to any row while the result lives.
+    unsafe fn all(&self) -> &'a [f32] {
+        // SAFETY: the caller's.
+        unsafe { self.all.part(0..self.all.len()) }
+    }
+}
+
+/// A step, as all threads see it.
+pub struct Region<'a> {
+    description: &'a Description,
+    weights: &'a Weights,
+    batch: &'a Batch,
+    slots: &'a Slots,
+    shape: CacheShape,
+    caches: Vec<Shared<'a, u64>>,
+    hidden: Rows<'a>,
+    normed: Rows<'a>,
+    q: Rows<'a>,
+    k: Rows<'a>,
+    v: Rows<'a>,
+    attended: Rows<'a>,
+    product: Rows<'a>,
+    gate: Rows<'a>,
+    up: Rows<'a>,
+    rotations: Vec<Rows<'a>>,
+    normed_quants: Option<&'a Activations>,
+    attended_quants: Option<&'a Activations>,
+    gate_quants: Option<&'a Activations>,
+}
+
+impl<'a> Region<'a> {
+    pub fn new(
+        description: &'a Description,
+        weights: &'a Weights,
+        batch: &'a Batch,
+        slots: &'a Slots,
+        cache: &'a mut Cache,
+        buffers: &'a mut Buffers,
+    ) -> Self {
+        let d = description;
+        let (hidden, query, key, inner) = (
+            d.hidden_size,
+            d.query_size(),
+            d.key_size(),
+            d.intermediate_size,
+        );
+        let rotations = buffers.rotations.iter_mut().zip(&d.ropes);
+        Self {
+            description,
+            weights,
+            batch,
+            slots,
+            shape: cache.shape,
+            caches: cache.share(),
+            hidden: Rows::new(&mut buffers.hidden, hidden),
+            normed: Rows::new(&mut buffers.normed, hidden),
+            q: Rows::new(&mut buffers.q, query),
+            k: Rows::new(&mut buffers.k, key),
+            v: Rows::new(&mut buffers.v, key),
+            attended: Rows::new(&mut buffers.attended, query),
+            product: Rows::new(&mut buffers.product, hidden),
+            gate: Rows::new(&mut buffers.gate, inner),
+            up: Rows::new(&mut buffers.up, inner),
+            rotations: rotations
+                .map(|(buffer, rope)| Rows::new(buffer, 2 * rope.frequencies.len()))
+                .collect(),
+            normed_quants: buffers.normed_quants.as_ref(),
+            attended_quants: buffers.attended_quants.as_ref(),
+            gate_quants: buffers.gate_quants.as_ref(),
+        }
+    }
+
+    fn num_tokens(&self) -> usize {
+        self.batch.tokens.len()
+    }
+
+    /// From the tokens to the residual stream behind the last layer.
+    pub fn run(&self, team: &Team<'_>) {
+        self.embed(team);
+        team.barrier();
+        let kinds = &self.description.layers;
+        for (index, (layer, kind)) in self.weights.layers.iter().zip(kinds).enumerate() {
+            self.attention(team, layer, *kind, self.caches[index]);
+            team.barrier();
+            self.mlp(team, layer);
+            team.barrier();
+        }
+    }
+
+    fn embed(&self, team: &Team<'_>) {
+        let description = self.description;
+        for index in team.share(self.num_tokens(), 1) {
+            let token = self.batch.tokens[index];
+            // SAFETY: each token's rows are written by one thread.
+            let row = unsafe { self.hidden.row_mut(index) };
+            self.weights.embed.row(token.id, row);
+            row.iter_mut()
+                .for_each(|x| *x *= description.embedding_scale);
+            for (rope, rotations) in description.ropes.iter().zip(&self.rotations) {
+                // SAFETY: as above.
+                cos_sin(rope, token.position, unsafe { rotations.row_mut(index) });
+            }
+        }
+    }
+
+    /// Norm, q k v, rotation, attention, output product.
+    fn attention(&self, team: &Team<'_>, layer: &Layer, kind: LayerKind, cache: Shared<'_, u64>) {
+        self.norm(team, &layer.input_norm);
+        team.barrier();
+        for (linear, to) in [(&layer.q, self.q), (&layer.k, self.k), (&layer.v, self.v)] {
+            self.multiply(team, linear, self.normed, self.normed_quants, to, false);
+        }
+        team.barrier();
+        for token in team.share(self.num_tokens(), 1) {
+            self.rotate_and_write(layer, kind, cache, token);
+        }
+        team.barrier();
+        self.attend(team, kind, cache);
+        team.barrier();
+        if let Some(quants) = self.attended_quants {
+            let columns = team.share(self.attended.width, crate::activations::BLOCK);
+            // SAFETY: nobody writes `attended` now, and each thread has its columns.
+            unsafe { quants.fill_part(self.attended.all(), 0..self.num_tokens(), columns) };
+            team.barrier();
+        }
+        let norm = layer.output_norms.as_ref().map(|(norm, _)| norm.as_slice());
+        self.add(team, &layer.o, self.attended, self.attended_quants, norm);
+    }
+
+    /// Norm, gate and up, activation, down.
+    fn mlp(&self, team: &Team<'_>, layer: &Layer) {
+        self.norm(team, &layer.mlp_norm);
+        team.barrier();
+        self.multiply(
+            team,
+            &layer.gate,
+            self.normed,
+            self.normed_quants,
+            self.gate,
+            false,
+        );
+        self.multiply(
+            team,
+            &layer.up,
+            self.normed,
+            self.normed_quants,
+            self.up,
+            false,
+        );
+        let (rows, columns) = layer.gate.matrix.part(team, self.num_tokens());
+        let is_same =
+            layer.up.matrix.part(team, self.num_tokens()) == (rows.clone(), columns.clone());
+        debug_assert!(is_same, "gate and up have one shape");
+        for row in rows.clone() {
+            let place = |columns: &Range<usize>| {
+                row * self.gate.width + columns.start..row * self.gate.width + columns.end
+            };
+            // SAFETY: this thread's own part of both, just written by itself.
+            let (gate, up) = unsafe {
+                (
+                    self.gate.all.part_mut(place(&columns)),
+                    self.up.all.part(place(&columns)),
+                )
+            };
+            gated(self.description.activation, gate, up);
+        }
+        if let Some(quants) = self.gate_quants {
+            // SAFETY: reads this thread's own part alone, and writes the same part of the quants.
+            unsafe { quants.fill_part(self.gate.all(), rows, columns) };
+        }
+        team.barrier();
+        let norm = layer.output_norms.as_ref().map(|(_, norm)| norm.as_slice());
+        self.add(team, &layer.down, self.gate, self.gate_quants, norm);
+    }
+
+    /// The normalized residual stream, and its quants.
+    fn norm(&self, team: &Team<'_>, gain: &[f32]) {
+        for row in team.share(self.num_tokens(), 1) {
+            // SAFETY: nobody writes `hidden` now, and each row is normalized by one thread.
+            unsafe {
+                let (x, out) = (self.hidden.row(row), self.normed.row_mut(row));
+                rms_norm(x, gain, self.description.norm_eps, out);
+            }
+        }
+        if let Some(quants) = self.normed_quants {
+            let rows = team.share(self.num_tokens(), 1);
+            // SAFETY: reads and writes this thread's own rows.
+            unsafe { quants.fill_part(self.normed.all(), rows, 0..self.normed.width) };
+        }
+    }
+
+    fn multiply(
+        &self,
+        team: &Team<'_>,
+        linear: &Linear,
+        from: Rows<'_>,
+        quantized: Option<&Activations>,
+        to: Rows<'_>,
+        add: bool,
+    ) {
+        // SAFETY: nobody writes `from` between the barriers around a product.
+        let x = unsafe { from.all() };
+        let input = Input {
+            x,
+            rows: self.num_tokens(),
+            quantized,
+        };
+        let output = Output {
+            to: to.all,
+            stride: to.width,
+            column: 0,
+            bias: linear.bias.as_deref(),
+            add,
+        };
+        // SAFETY: threads write disjoint parts of `to`, and nobody reads it before the next barrier.
+        unsafe { linear.matrix.multiply(team, &input, &output) };
+    }
+
+    /// Add a product to the residual stream, normalized first where there is a norm.
+    fn add(
+        &self,
+        team: &Team<'_>,
+        linear: &Linear,
+        from: Rows<'_>,
+        quantized: Option<&Activations>,
+        norm: Option<&[f32]>,
+    ) {
+        let Some(gain) = norm else {
+            return self.multiply(team, linear, from, quantized, self.hidden, true);
+        };
+        self.multiply(team, linear, from, quantized, self.product, false);
+        team.barrier();
+        for row in team.share(self.num_tokens(), 1) {
+            // SAFETY: nobody writes `product` now, and each row is added by one thread.
+            unsafe {
+                let (x, sum) = (self.product.row(row), self.hidden.row_mut(row));
+                add_rms_norm(x, gain, self.description.norm_eps, sum);
+            }
+        }
+    }
+
+    fn rotate_and_write(
+        &self,
+        layer: &Layer,
+        kind: LayerKind,
+        cache: Shared<'_, u64>,
+        token: usize,
+    ) {
+        let (dim, eps) = (self.description.head_dim, self.description.norm_eps);
+        // SAFETY: each token's rows, and its place in the cache, are one thread's.
+        unsafe {
+            let cos_sin = self.rotations[kind.rope].row(token);
+            let (q, k) = (self.q.row_mut(token), self.k.row_mut(token));
+            if let Some((q_gain, k_gain)) = &layer.qk_norm {
+                q.chunks_exact_mut(dim)
+                    .for_each(|head| rms_norm_in_place(head, q_gain, eps));
+                k.chunks_exact_mut(dim)
+                    .for_each(|head| rms_norm_in_place(head, k_gain, eps));
+            }
+            for head in q.chunks_exact_mut(dim).chain(k.chunks_exact_mut(dim)) {
+                rotate(head, cos_sin);
+            }
+            let place = self.batch.tokens[token].place;
+            write_kv(&self.shape, cache, place, k, self.v.row(token));
+        }
+    }
+
+    fn attend(&self, team: &Team<'_>, kind: LayerKind, cache: Shared<'_, u64>) {
+        let (heads, dim) = (self.description.num_heads, self.description.head_dim);
+        let group = heads / self.description.num_kv_heads;
+        for row in &self.batch.rows {
+            let table = self.slots.table(row.slot);
+            for item in team.share(row.num_tokens * heads, 1) {
+                let (token, head) = (row.start + item / heads, item % heads);
+                let query = Query {
+                    token: &self.batch.tokens[token],
+                    kv_head: head / group,
+                    window: kind.window,
+                    scale: self.description.attention_scale,
+                    cap: self.description.attention_cap,
+                    table,
+                };
+                let place = token * heads * dim + head * dim;
+                // SAFETY: the batch is checked, each item is one thread's, nobody writes q or the cache now.
+                unsafe {
+                    let q = self.q.all.part(place..place + dim);
+                    let out = self.attended.all.part_mut(place..place + dim);
+                    attend(&self.shape, cache, &query, q, out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! The embedded decoder: weights come in as bytes, then steps as plans over registered arenas.
+
+use octavo_cpu::decoder::{
+    Activation, Choice, Decoder, DecoderError, Description, LayerKind, Rope, Serving, StepView,
+    WeightsBuilder,
+};
+use octavo_cpu::sampling::{Params, SlotSampling};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::buffers::{ByteBuffer, IntBuffer};
+use crate::plan::{ArenaLayout, NewRow, OutputLayout, StepPlan};
+
+fn to_py(error: DecoderError) -> PyErr {
+    match error {
+        DecoderError::Step(_) => PyRuntimeError::new_err(error.to_string()),
+        _ => PyValueError::new_err(error.to_string()),
+    }
+}
+
+/// Attributes of `octavo.models.description.Description`.
+#[derive(FromPyObject)]
+struct DescriptionFields {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    norm_eps: f32,
+    activation: String,
+    layer_windows: Vec<usize>,
+    layer_ropes: Vec<usize>,
+    ropes: Vec<(Vec<f32>, f32)>,
+    is_tied: bool,
+    has_qk_norm: bool,
+    has_output_norms: bool,
+    qkv_bias: bool,
+    o_bias: bool,
+    mlp_bias: bool,
+    attention_scale: f32,
+    embedding_scale: f32,
+    attention_cap: f32,
+    logit_cap: f32,
+}
+
+impl TryFrom<DescriptionFields> for Description {
+    type Error = DecoderError;
+
+    fn try_from(fields: DescriptionFields) -> Result<Self, DecoderError> {
+        let kinds = fields.layer_windows.into_iter().zip(fields.layer_ropes);
+        let ropes = fields.ropes.into_iter();
+        Ok(Self {
+            vocab_size: fields.vocab_size,
+            hidden_size: fields.hidden_size,
+            intermediate_size: fields.intermediate_size,
+            num_heads: fields.num_heads,
+            num_kv_heads: fields.num_kv_heads,
+            head_dim: fields.head_dim,
+            norm_eps: fields.norm_eps,
+            activation: fields.activation.parse::<Activation>()?,
+            layers: kinds
+                .map(|(window, rope)| LayerKind { window, rope })
+                .collect(),
+            ropes: ropes
+                .map(|(frequencies, factor)| Rope {
+                    frequencies,
+                    factor,
+                })
+                .collect(),
+            is_tied: fields.is_tied,
+            has_qk_norm: fields.has_qk_norm,
+            has_output_norms: fields.has_output_norms,
+            qkv_bias: fields.qkv_bias,
+            o_bias: fields.o_bias,
+            mlp_bias: fields.mlp_bias,
+            attention_scale: fields.attention_scale,
+            embedding_scale: fields.embedding_scale,
+            attention_cap: fields.attention_cap,
+            logit_cap: fields.logit_cap,
+        })
+    }
+}
+
+/// Attributes of `octavo.worker.embedded.RowSampling`.
+#[derive(FromPyObject)]
+struct SamplingFields {
+    temperature: f32,
+    top_k: usize,
+    top_p: f64,
+    min_p: f64,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    repetition_penalty: f32,
+    seed: i64,
+    num_logprobs: Option<usize>,
+    bias: Vec<(u32, f32)>,
+    allowed: Option<Vec<u32>>,
+    bad_words: Vec<Vec<u32>>,
+    stops: Vec<u32>,
+    stops_from: u32,
+}
+
+impl SamplingFields {
+    fn into_params(self, index: u32) -> Params {
+        Params {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+            index,
+            num_logprobs: self.num_logprobs,
+            bias: self.bias,
+            allowed: self.allowed,
+            bad_words: self.bad_words,
+            stops: self.stops,
+            stops_from: self.stops_from,
+        }
+    }
+}
+
+/// The arenas that steps come in and results go to.
+struct Arenas {
+    steps: Vec<IntBuffer>,
+    outputs: Vec<IntBuffer>,
+    layout: ArenaLayout,
+    output_layout: OutputLayout,
+}
+
+#[pyclass(module = "octavo._core")]
+struct EmbeddedDecoder {
+    weights: Option<WeightsBuilder>,
+    decoder: Option<Decoder>,
+    arenas: Option<Arenas>,
+}
+
+impl EmbeddedDecoder {
+    fn built(&mut self) -> PyResult<&mut Decoder> {
+        self.decoder
+            .as_mut()
+            .ok_or_else(|| PyRuntimeError::new_err("build comes first"))
+    }
+
+    fn loading(&mut self) -> PyResult<&mut WeightsBuilder> {
+        self.weights
+            .as_mut()
+            .ok_or_else(|| PyRuntimeError::new_err("weights are loaded before build"))
+    }
+}
+
+#[pymethods]
+impl EmbeddedDecoder {
+    #[new]
+    fn new() -> Self {
+        Self {
+            weights: Some(WeightsBuilder::default()),
+            decoder: None,
+            arenas: None,
+        }
+    }
+
+    #[pyo3(signature = (layer, role, format, data, n, k, *, wide))]
+    fn load_matrix(
+        &mut self,
+        py: Python<'_>,
+        layer: i32,
+        role: &str,
+        format: &str,
+        data: &Bound<'_, PyAny>,
+        n: usize,
+        k: usize,
+        wide: bool,
+    ) -> PyResult<()> {
+        let format = format.parse().map_err(|e| to_py(DecoderError::Kernel(e)))?;
+        let data = ByteBuffer::new(data, role)?;
+        let weights = self.loading()?;
+        py.detach(|| weights.matrix(layer, role, format, data.bytes(), n, k, wide))
+            .map_err(to_py)
+    }
+
+    fn load_vector(&mut self, layer: i32, role: &str, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let data = ByteBuffer::new(data, role)?;
+        let values = data.bytes().as_chunks().0.iter();
+        let values = values.map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        self.loading()?.vector(layer, role, values);
+        Ok(())
+    }
+
+    #[pyo3(signature = (description, *, num_slots, num_blocks, block_size, max_length, max_tokens, cache_dtype,
+        num_threads))]
+    fn build(
+        &mut self,
+        py: Python<'_>,
+        description: DescriptionFields,
+        num_slots: usize,
+        num_blocks: usize,
+        block_size: usize,
+        max_length: usize,
+        max_tokens: usize,
+        cache_dtype: &str,
+        num_threads: usize,
+    ) -> PyResult<()> {
+        let weights = self.weights.take();
+        let weights = weights.ok_or_else(|| PyRuntimeError::new_err("built already"))?;
+        let serving = Serving {
+            num_slots,
+            num_blocks,
+            block_size,
+            max_length,
+            max_tokens,
+            cache_dtype: cache_dtype
+                .parse()
+                .map_err(|e| to_py(DecoderError::Kernel(e)))?,
+            num_threads,
+        };
+        let description = description.try_into().map_err(to_py)?;
+        let decoder = py.detach(|| Decoder::new(description, weights, serving));
+        self.decoder = Some(decoder.map_err(to_py)?);
+        Ok(())
+    }
+
+    /// Bytes of packed matrices.
+    fn weight_bytes(&mut self) -> PyResult<usize> {
+        Ok(self.built()?.weight_bytes())
+    }
+
+    fn register(
+        &mut self,
+        arenas: Vec<Bound<'_, PyAny>>,
+        outputs: Vec<Bound<'_, PyAny>>,
+        layout: &ArenaLayout,
+        output_layout: &OutputLayout,
+    ) -> PyResult<()> {
+        let buffers = |objects: &[Bound<'_, PyAny>], num_ints, what| {
+            let one = |object| IntBuffer::new(object, num_ints, what);
+            objects.iter().map(one).collect::<PyResult<Vec<_>>>()
+        };
+        self.arenas = Some(Arenas {
+            steps: buffers(&arenas, layout.num_ints, "arena")?,
+            outputs: buffers(&outputs, output_layout.num_ints, "output arena")?,
+            layout: *layout,
+            output_layout: *output_layout,
+        });
+        Ok(())
+    }
+
+    fn admit(&mut self, row: &NewRow, py: Python<'_>, sampling: SamplingFields) -> PyResult<()> {
+        let ids: Vec<u32> = int_ids(row.token_ids.as_bytes(py));
+        let (prompt, output) = ids.split_at(ids.len().min(row.num_prompt_tokens as usize));
+        let decoder = self.built()?;
+        let params = sampling.into_params(row.index);
+        let slot = SlotSampling::new(params, prompt, output, decoder.vocab_size());
+        decoder.admit(row.slot as usize, slot).map_err(to_py)
+    }
+
+    /// Run a step's tokens through the layers.
+    fn forward(&mut self, py: Python<'_>, plan: &StepPlan) -> PyResult<()> {
+        let Self {
+            decoder: Some(decoder),
+            arenas: Some(arenas),
+            ..
+        } = self
+        else {
+            return Err(PyRuntimeError::new_err("build and register come first"));
+        };
+        let layout = &arenas.layout;
+        let ints = arena(&arenas.steps, plan.arena)?.ints();
+        let part = |start: u32, len: u32| part(ints, start, len);
+        let view = StepView {
+            row_slot: part(layout.row_slot, plan.num_rows)?,
+            query_start: part(layout.query_start, plan.num_rows + 1)?,
+            kv_len: part(layout.kv_len, plan.num_rows)?,
+            token_id: part(layout.token_id, plan.num_tokens)?,
+            position: part(layout.position, plan.num_tokens)?,
+            block_updates: part(layout.block_update, 3 * plan.num_block_updates)?,
+            block_copies: part(layout.block_copy, 2 * plan.num_block_copies)?,
+        };
+        py.detach(|| decoder.forward(&view)).map_err(to_py)
+    }
+
+    /// Choose the tokens of the step's sampled rows, into its output arena.
+    fn sample(&mut self, py: Python<'_>, plan: &StepPlan) -> PyResult<()> {
+        let Self {
+            decoder: Some(decoder),
+            arenas: Some(arenas),
+            ..
+        } = self
+        else {
+            return Err(PyRuntimeError::new_err("build and register come first"));
+        };
+        let layout = arenas.output_layout;
+        let output = arenas
+            .outputs
+            .get_mut(plan.arena as usize)
+            .ok_or_else(|| PyRuntimeError::new_err("no such arena"))?
+            .ints_mut();
+        py.detach(|| {
+            let choices = decoder.sample(plan.num_sampled as usize, None)?;
+            write_choices(choices, output, &layout)
+        })
+        .map_err(to_py)
+    }
+
+    /// Logprobs of int32 targets behind the last step's tokens from `start` on: ids, values and ranks as bytes.
+    fn score<'py>(
+        &mut self,
+        py: Python<'py>,
+        start: usize,
+        targets: &[u8],
+        num_top: usize,
+    ) -> PyResult<(
+        Bound<'py, PyBytes>,
+        Bound<'py, PyBytes>,
+        Bound<'py, PyBytes>,
+    )> {
+        let targets = int_ids(targets);
+        let decoder = self.built()?;
+        let scores = py.detach(|| decoder.score(start, &targets, num_top));
+        let scores = scores.map_err(to_py)?;
+        let ids = scores.iter().flat_map(|score| &score.ids);
+        let values = scores.iter().flat_map(|score| &score.logprobs);
+        let ids: Vec<u8> = ids.flat_map(|id| id.to_ne_bytes()).collect();
+        let values: Vec<u8> = values.flat_map(|value| value.to_ne_bytes()).collect();
+        let ranks: Vec<u8> = scores.iter().flat_map(|s| s.rank.to_ne_bytes()).collect();
+        Ok((
+            PyBytes::new(py, &ids),
+            PyBytes::new(py, &values),
+            PyBytes::new(py, &ranks),
+        ))
+    }
+
+    /// Logits of the last step's tokens as bytes of float32: for tests and comparisons.
+    fn logits<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let decoder = self.built()?;
+        let logits = py.detach(|| decoder.logits());
+        let bytes: Vec<u8> = logits.iter().flat_map(|x| x.to_ne_bytes()).collect();
+        Ok(PyBytes::new(py, &bytes))
+    }
+}
+
+fn arena(arenas: &[IntBuffer], index: u32) -> PyResult<&IntBuffer> {
+    arenas
+        .get(index as usize)
+        .ok_or_else(|| PyRuntimeError::new_err("no such arena"))
+}
+
+fn part(ints: &[i32], start: u32, len: u32) -> PyResult<&[i32]> {
+    ints.get(start as usize..)
+        .and_then(|rest| rest.get(..len as usize))
+        .ok_or_else(|| PyRuntimeError::new_err("the plan leaves its arena"))
+}
+
+/// int32 little-endian.
+fn int_ids(bytes: &[u8]) -> Vec<u32> {
+    let chunks = bytes.as_chunks().0.iter();
+    chunks.map(|bytes| u32::from_le_bytes(*bytes)).collect()
+}
+
+fn write_choices(
+    choices: &[Choice],
+    output: &mut [i32],
+    layout: &OutputLayout,
+) -> Result<(), DecoderError> {
+    let width = layout.max_sampled as usize;
+    let entries = 1 + layout.max_logprobs as usize;
+    let fits = choices.len() <= layout.max_rows as usize
+        && choices.iter().all(|choice| choice.ids.len() <= entries);
+    if !fits {
+        return Err(DecoderError::Step(
+            "the output arena is too small".to_owned(),
+        ));
+    }
+    for (row, choice) in choices.iter().enumerate() {
+        output[layout.sampled as usize + row * width] = choice.token;
+        output[layout.count as usize + row] = 1;
+        output[layout.rank as usize + row * width] = choice.rank;
+        let place = row * width * entries;
+        output[layout.logprob_id as usize + place..][..choice.ids.len()]
+            .copy_from_slice(&choice.ids);
+        let values = &mut output[layout.logprob_value as usize + place..];
+        for (value, logprob) in values.iter_mut().zip(&choice.logprobs) {
+            *value = logprob.to_bits() as i32;
+        }
+    }
+    Ok(())
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<EmbeddedDecoder>()
+}
