@@ -193,6 +193,17 @@ class EmbeddedDecoder:
         """`sampling` has the attributes of octavo.worker.embedded.RowSampling."""
     def forward(self, plan: StepPlan) -> None:
         """Run a step's tokens through the layers. RuntimeError when the arena breaks the contract."""
+    def forward_lists(
+        self,
+        *,
+        row_slot: Sequence[int],
+        query_start: Sequence[int],
+        kv_len: Sequence[int],
+        token_id: Sequence[int],
+        position: Sequence[int],
+        block_updates: Sequence[int],
+    ) -> None:
+        """The same for a step given as lists, without arenas: for tests and comparisons."""
     def sample(self, plan: StepPlan) -> None:
         """Choose the tokens of the sampled rows, into the step's output arena."""
     def score(self, start: int, targets: bytes, num_top: int) -> tuple[bytes, bytes, bytes]:

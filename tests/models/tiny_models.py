@@ -97,6 +97,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0},
     ),
     "gemma2-final-cap": ("Gemma2", {"head_dim": 16, "sliding_window": 64, "final_logit_softcapping": 0.1}),
+    "gemma": ("Gemma", {"head_dim": 24}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 24,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "olmo2": ("Olmo2", {}),
     "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0}),
     "cohere": ("Cohere", {"logit_scale": 0.25}),
@@ -112,6 +126,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
+CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+
 NATIVE_PREFIXES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral")
 
 
@@ -119,7 +135,7 @@ def make_reference(case: str, seed: int = 0) -> Any:
     """The Transformers model of a case: fp32, eager attention, every parameter random (norms and biases too)."""
     prefix, changes = CASES[case]
     base = {} if prefix == "GPT2" else SMALL
-    config = getattr(transformers, f"{prefix}Config")(**{**base, **changes})
+    config = getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**{**base, **changes})
     torch.manual_seed(seed)
     model_class = getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))
     model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()

@@ -25,6 +25,9 @@ from octavo.models.sources import ModelSource
 
 Bytes = npt.NDArray[np.uint8]
 
+PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
+"""Formats of plain numbers -> the dtype they are kept in. Others are quantized."""
+
 TOP = -1
 """The layer of what belongs to none."""
 

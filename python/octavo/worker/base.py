@@ -53,6 +53,11 @@ RUNNERS = {
 
 def make_runner(config: EngineConfig, progress: Progress) -> Runner:
     """Build the runner that `config.execution.runner` names. Errors: ConfigError, ModelError."""
-    module, attribute = RUNNERS[config.execution.runner].split(":")
+    name = config.execution.runner
+    if name == "auto":
+        from octavo.worker.choice import choose_runner
+
+        name = choose_runner(config, progress)
+    module, attribute = RUNNERS[name].split(":")
     factory: Callable[[EngineConfig, Progress], Runner] = getattr(import_module(module), attribute)
     return factory(config, progress)

@@ -5,6 +5,7 @@ Torch is imported only where CUDA is asked for, so that the fake runner needs no
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ def find_device(choice: str) -> DeviceFacts:
     """Facts of the device that `--device` names; "auto" takes CUDA where there is one."""
     if choice == "cpu":
         return cpu_facts()
+    if choice == "auto" and not may_have_cuda():
+        return cpu_facts()
     import torch
 
     if torch.cuda.is_available():
@@ -43,6 +46,16 @@ def find_device(choice: str) -> DeviceFacts:
     if choice == "cuda":
         raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu", "device")
     return cpu_facts()
+
+
+def may_have_cuda() -> bool:
+    """Whether the driver of an NVIDIA GPU is there; torch, which takes long to import, may still find none to use."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 def check_backend(backend: str, device: DeviceFacts) -> None:

@@ -7,7 +7,7 @@ their arenas. Not here: sizes and formats (embedded_plan.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,9 @@ import numpy.typing as npt
 
 from octavo._core import EmbeddedDecoder
 from octavo.config import EngineConfig
-from octavo.models.description import Description
-from octavo.models.plain_weights import as_float32, narrowed, random_weight
-from octavo.models.stored_weights import Place, StoredWeight, places
 from octavo.worker.base import Progress
-from octavo.worker.embedded_plan import FLOATS, find_model, make_plan
+from octavo.worker.embedded_plan import find_model, make_plan
+from octavo.worker.embedded_weights import load_weights
 from octavo.worker.facts import model_facts
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ class EmbeddedRunner:
         self.num_blocks = plan.num_blocks
         progress(plan.report(), 1.0)
         self.decoder = EmbeddedDecoder()
-        self._load(embedded.description, embedded.weights, progress)
+        load_weights(self.decoder, embedded.description, embedded.weights, self.config.model, progress)
         limits = plan.limits
         self.decoder.build(
             embedded.description,
@@ -103,30 +101,6 @@ class EmbeddedRunner:
             eos_token_ids=plan.model.eos_token_ids,
             generation_config=plan.source.generation_config,
             tokenizer_path=plan.source.tokenizer_path,
-        )
-
-    def _load(self, model: Description, stored: Mapping[str, StoredWeight], progress: Progress) -> None:
-        """Every weight into its place, in its own format or in what --dtype says."""
-        wanted = places(model)
-        generator = np.random.default_rng(self.config.model.seed)
-        for done, (name, place) in enumerate(wanted.items()):
-            weight = stored[name] if stored else random_weight(place.shape, generator)
-            if len(place.shape) == 1:
-                shift = model.norm_shift - weight.shift if name.endswith("norm.weight") and stored else 0.0
-                self.decoder.load_vector(
-                    place.layer, place.role, (as_float32(weight) + np.float32(shift)).data.cast("B")
-                )
-            else:
-                self._load_matrix(place, weight)
-            progress("weights", (done + 1) / len(wanted))
-
-    def _load_matrix(self, place: Place, weight: StoredWeight) -> None:
-        dtype = self.config.model.dtype
-        if weight.format in FLOATS and dtype != "float32":
-            weight = narrowed(weight, dtype)
-        rows, columns = place.shape
-        self.decoder.load_matrix(
-            place.layer, place.role, weight.format, weight.read().data, rows, columns, wide=dtype == "float32"
         )
 
     def attach(self, core: Core) -> None:

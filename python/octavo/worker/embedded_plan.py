@@ -15,7 +15,7 @@ from octavo.errors import ConfigError
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.description import Description, describe, obstacle
 from octavo.models.sources import ModelSource, resolve_source
-from octavo.models.stored_weights import StoredWeight, check_fit, stored_weights
+from octavo.models.stored_weights import PLAIN, StoredWeight, check_fit, stored_weights
 from octavo.worker.device import cpu_facts
 from octavo.worker.memory import MemoryPlan, plan_memory
 from octavo.worker.resolve import resolve_config
@@ -23,8 +23,6 @@ from octavo.worker.resolve import resolve_config
 if TYPE_CHECKING:
     from octavo.worker.base import Progress
 
-FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
-"""Formats of plain numbers -> the dtype they are kept in. Others are quantized."""
 BACKENDS = ("auto", "cpu")
 """Attention backends under which the decoder's own attention is meant."""
 QUANTIZATIONS = ("auto", "none")
@@ -54,10 +52,10 @@ def find_model(config: EngineConfig, progress: Progress) -> FoundModel:
     """Errors: ModelError when there is none."""
     source = resolve_source(config.model, progress)
     model = normalize_config(source.raw_config, source.generation_config)
-    return FoundModel(source, model, _contradiction(config) or obstacle(model))
+    return FoundModel(source, model, contradiction(config) or obstacle(model))
 
 
-def _contradiction(config: EngineConfig) -> str | None:
+def contradiction(config: EngineConfig) -> str | None:
     """What the config asks for that the embedded decoder doesn't do."""
     if config.execution.device == "cuda":
         return "it runs on the CPU, and --device is cuda"
@@ -94,7 +92,7 @@ def natural_dtype(model: NormalConfig, stored: Mapping[str, StoredWeight]) -> st
     kinds = {weight.format for weight in stored.values() if len(weight.shape) == 2}
     if not kinds:
         return model.dtype
-    wide = {FLOATS.get(kind) for kind in kinds}
+    wide = {PLAIN.get(kind) for kind in kinds}
     if wide == {"float32"}:
         return "float32"
     return "bfloat16" if wide == {"bfloat16"} else "float16"
@@ -105,7 +103,7 @@ def _kept_bytes(weight: StoredWeight, dtype: str) -> int:
     count = math.prod(weight.shape)
     if dtype == "float32":
         return 4 * count
-    return 2 * count if weight.format in FLOATS else count
+    return 2 * count if weight.format in PLAIN else count
 
 
 def _numbers(model: Description) -> int:

@@ -20,6 +20,7 @@ fn to_py(error: DecoderError) -> PyErr {
 }
 
 /// Attributes of `octavo.models.description.Description`.
+#[allow(clippy::struct_excessive_bools)] // as Description
 #[derive(FromPyObject)]
 struct DescriptionFields {
     vocab_size: usize,
@@ -279,6 +280,31 @@ impl EmbeddedDecoder {
             position: part(layout.position, plan.num_tokens)?,
             block_updates: part(layout.block_update, 3 * plan.num_block_updates)?,
             block_copies: part(layout.block_copy, 2 * plan.num_block_copies)?,
+        };
+        py.detach(|| decoder.forward(&view)).map_err(to_py)
+    }
+
+    /// Run a step given as lists, without arenas.
+    #[pyo3(signature = (*, row_slot, query_start, kv_len, token_id, position, block_updates))]
+    fn forward_lists(
+        &mut self,
+        py: Python<'_>,
+        row_slot: Vec<i32>,
+        query_start: Vec<i32>,
+        kv_len: Vec<i32>,
+        token_id: Vec<i32>,
+        position: Vec<i32>,
+        block_updates: Vec<i32>,
+    ) -> PyResult<()> {
+        let decoder = self.built()?;
+        let view = StepView {
+            row_slot: &row_slot,
+            query_start: &query_start,
+            kv_len: &kv_len,
+            token_id: &token_id,
+            position: &position,
+            block_updates: &block_updates,
+            block_copies: &[],
         };
         py.detach(|| decoder.forward(&view)).map_err(to_py)
     }

@@ -49,8 +49,8 @@ unsafe fn write<E: Element>(
                         .address(0)
                         .cast::<E>()
                         .add(start + i)
-                        .write(E::from_f32(x))
-                };
+                        .write(E::from_f32(x));
+                }
             }
         }
     }

@@ -75,14 +75,13 @@ impl Buffers {
         for (buffer, rope) in self.rotations.iter_mut().zip(&description.ropes) {
             buffer.resize(count * 2 * rope.frequencies.len(), 0.0);
         }
-        for quants in [
+        let quants = [
             &mut self.normed_quants,
             &mut self.attended_quants,
             &mut self.gate_quants,
-        ] {
-            if let Some(quants) = quants {
-                quants.resize(count, quants.width());
-            }
+        ];
+        for quants in quants.into_iter().flatten() {
+            quants.resize(count, quants.width());
         }
     }
 }

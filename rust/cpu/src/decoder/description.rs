@@ -46,6 +46,7 @@ pub struct LayerKind {
     pub rope: usize,
 }
 
+#[allow(clippy::struct_excessive_bools)] // facts of a checkpoint, which do not exclude each other
 #[derive(Clone, Debug)]
 pub struct Description {
     pub vocab_size: usize,

@@ -143,8 +143,9 @@ impl<'a> Region<'a> {
             // SAFETY: each token's rows are written by one thread.
             let row = unsafe { self.hidden.row_mut(index) };
             self.weights.embed.row(token.id, row);
-            row.iter_mut()
-                .for_each(|x| *x *= description.embedding_scale);
+            for x in row.iter_mut() {
+                *x *= description.embedding_scale;
+            }
             for (rope, rotations) in description.ropes.iter().zip(&self.rotations) {
                 // SAFETY: as above.
                 cos_sin(rope, token.position, unsafe { rotations.row_mut(index) });

@@ -122,6 +122,7 @@ impl WeightsBuilder {
         }
     }
 
+    #[allow(clippy::many_single_char_names)] // q, k, v, o are what they are called
     fn layer(&mut self, layer: i32, d: &Description) -> Result<Layer, DecoderError> {
         let (hidden, inner) = (d.hidden_size, d.intermediate_size);
         let (query, key) = (d.query_size(), d.key_size());

@@ -48,7 +48,7 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 mod tests {
     use super::*;
 
-    /// Known answers of the authors' Random123 (kat_vectors, philox4x32-10).
+    /// Known answers of the authors' Random123 (`kat_vectors`, philox4x32-10).
     #[test]
     fn known_answers() {
         assert_eq!(
