@@ -32,7 +32,7 @@ fn halves(format: Format) -> &'static [usize] {
 
 /// Bytes of a random weight `[n, k]`: any bits where numbers are integers, floats of a usual size.
 pub fn bytes(format: Format, n: usize, k: usize, numbers: &mut Numbers) -> Vec<u8> {
-    let count = n * format.row_bytes(k).unwrap();
+    let count = n * format.row_bytes(k).expect("k is whole blocks");
     match format {
         Format::F32 => (0..n * k)
             .flat_map(|_| numbers.float().to_le_bytes())
