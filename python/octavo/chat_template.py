@@ -19,6 +19,7 @@ Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 TEXT_PARTS = ("text", "input_text", "output_text")
 # What a template is given by name: a request's chat_template_kwargs must not replace these.
 RESERVED = frozenset(
@@ -39,6 +40,37 @@ NO_TEMPLATE = (
     "this model has no chat template; start with --chat-template FILE (a Jinja template), "
     "or send text to /v1/completions"
 )
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments: an object to templates that look into them, JSON text to those that write them."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, values: Mapping[str, Any], text: str | None = None) -> None:
+        super().__init__(values)
+        self._text = text
+
+    @classmethod
+    def of(cls, given: object) -> Arguments | None:
+        """From the JSON text or the object of a message; None when it is neither."""
+        if given is None or given == "":
+            return cls({})
+        text = given if isinstance(given, str) else None
+        try:
+            values = json.loads(text) if text is not None else given
+        except (ValueError, RecursionError):
+            return None
+        return cls(values, text) if isinstance(values, Mapping) else None
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False) if self._text is None else self._text
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
@@ -63,6 +95,8 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens)
         self._template = _compile(source) if source is not None else None
         self._tool_template = _compile(tool_source) if tool_source is not None else self._template
+        self.all_source = f"{source or ''}\n{tool_source or ''}"
+        """The text of all templates, for those who ask what a model knows of."""
         self._takes_parts = source is not None and _iterates_content(source)
         self._knows_developer = source is not None and "developer" in source
 
@@ -153,6 +187,8 @@ class ChatTemplate:
             out["role"] = "system"
         if role == "assistant" and "tool_calls" in out:
             out["tool_calls"] = _tool_calls(out["tool_calls"], f"{where}.tool_calls")
+        if role == "assistant":
+            out |= _reasoning(out)
         out["content"] = self._content(message.get("content"), role, bool(out.get("tool_calls")), f"{where}.content")
         return out
 
@@ -183,8 +219,14 @@ def _part_text(part: object, where: str) -> str:
     return text
 
 
+def _reasoning(message: Mapping[str, Any]) -> dict[str, str]:
+    """An earlier turn's reasoning under every name that clients and templates have for it."""
+    given = next((message[name] for name in REASONING_NAMES if isinstance(message.get(name), str)), "")
+    return dict.fromkeys(REASONING_NAMES, given) if given else {}
+
+
 def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
-    """Calls of an earlier turn, with arguments as objects (templates write them with tojson)."""
+    """Calls of an earlier turn, with their `Arguments`."""
     if not isinstance(calls, list):
         raise RequestError(f"{where} must be a list", param=where)
     out = []
@@ -192,12 +234,9 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"{where}[{i}].function.name must be a string", param=f"{where}[{i}]")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError) as error:
-                raise RequestError(f"{where}[{i}].function.arguments is not JSON", param=f"{where}[{i}]") from error
+        arguments = Arguments.of(function.get("arguments"))
+        if arguments is None:
+            raise RequestError(f"{where}[{i}].function.arguments is not a JSON object", param=f"{where}[{i}]")
         out.append({**call, "function": {**function, "arguments": arguments}})
     return out
 

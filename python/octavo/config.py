@@ -17,6 +17,24 @@ from typing import Any
 
 from octavo.errors import ConfigError
 
+# The names of server/tools/table.py and server/reasoning/table.py.
+TOOL_CALL_PARSERS = (
+    "openai",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi_k2",
+    "qwen3_coder",
+    "glm45",
+    "mistral",
+    "phi4_mini_json",
+    "granite",
+    "hermes",
+    "pythonic",
+    "llama3_json",
+    "json",
+)
+REASONING_PARSERS = ("openai_gptoss", "mistral", "granite", "qwen3", "glm45", "deepseek_r1")
+
 Value = bool | int | float | str | list[str] | list[int] | None
 
 
@@ -164,6 +182,16 @@ class ServerConfig:
     )
     served_model_name: list[str] = option([], "Names the API knows the model by; default: the model as given.")
     chat_template: str | None = option(None, "Jinja file, or template text, instead of the model's own.")
+    tool_call_parser: str = option(
+        "auto",
+        "How the model writes calls of tools; auto: as its chat template shows; none: tools are refused.",
+        choices=("auto", "none", *TOOL_CALL_PARSERS),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "How the model writes its reasoning; auto: as its chat template shows; none: it is part of the answer.",
+        choices=("auto", "none", *REASONING_PARSERS),
+    )
     max_body_bytes: int = option(32 * 1024 * 1024, "Largest request body; more gets 413.", low=1024)
     responses_store: int = option(
         0, "Responses kept in memory for GET, previous_response_id and background (/v1/responses); 0: none.", low=0

@@ -55,14 +55,19 @@ class PromptEncoder:
         return ids[1:] if ids[:2] == [self._bos_id] * 2 and text.startswith(self._bos) else ids
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_special_tokens: bool = False, **options: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_special_tokens: bool = False,
+        **options: Any,
     ) -> list[int]:
-        """Ids of chat messages; `options` go to `ChatTemplate.render`."""
+        """Ids of chat messages and the tools that they may use; `options` go to `ChatTemplate.render`."""
         tokenizer = self._need_tokenizer()
-        typed = _all_text(messages)
+        typed = _all_text((messages, tools))
         self.check_length(typed, "messages")
-        hidden, literals = self._hide_literals(messages, typed)
-        text = self.template.render(hidden, **options)
+        (hidden, hidden_tools), literals = self._hide_literals((messages, tools), typed)
+        text = self.template.render(hidden, tools=hidden_tools, **options)
         self.check_length(text, "messages")
         if not literals:
             ids = tokenizer.encode(text, add_special_tokens)
@@ -111,14 +116,14 @@ class PromptEncoder:
         body["post_processor"] = None
         return Tokenizer.from_json(json.dumps(body).encode())
 
-    def _hide_literals(self, messages: Sequence[Message], typed: str) -> tuple[Sequence[Message], dict[str, str]]:
-        """Messages with every special token's text replaced by a mark, and what the marks stand for.
+    def _hide_literals(self, value: Any, typed: str) -> tuple[Any, dict[str, str]]:
+        """A JSON value with every special token's text in it replaced by a mark, and what the marks stand for.
 
-        `typed` is all text of the messages.
+        `typed` is all its text.
         """
         specials = self._specials
         if specials is None or not specials.search(typed):
-            return messages, {}
+            return value, {}
         nonce = secrets.token_hex(8)
         literals: dict[str, str] = {}
 
@@ -134,7 +139,7 @@ class PromptEncoder:
                 return {key: walk(item) for key, item in value.items()}
             return [walk(item) for item in value] if isinstance(value, list | tuple) else value
 
-        return [walk(message) for message in messages], literals
+        return walk(value), literals
 
     def _encode_around(self, text: str, literals: Mapping[str, str]) -> list[int]:
         """Ids of rendered text: special tokens of the template become their ids, marked ones stay text."""

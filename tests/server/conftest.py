@@ -19,6 +19,7 @@ from octavo.config import ServerConfig
 from octavo.server.app import make_app
 
 TEMPLATE = (
+    "{% if tools %}{{ 'tools: ' ~ tools | map(attribute='function.name') | join(',') ~ '\n' }}{% endif %}"
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}"

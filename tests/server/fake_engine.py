@@ -75,6 +75,8 @@ class FakeStream:
 
     async def __aiter__(self) -> AsyncIterator[list[FakeDelta]]:
         for item in self._items:
+            if self.closed:
+                return
             if isinstance(item, asyncio.Event):
                 await item.wait()
             elif isinstance(item, Exception):

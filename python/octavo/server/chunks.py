@@ -45,7 +45,7 @@ COMPLETION = Shape(object="text_completion", opening=None, before_text='"text":'
 class MergedDelta:
     """Several deltas of one choice as one: text and ids joined, the last one's end."""
 
-    __slots__ = ("finish_reason", "index", "stop_reason", "text", "token_ids")
+    __slots__ = ("finish_reason", "index", "num_cached_tokens", "stop_reason", "text", "token_ids")
     logprobs = None
     prompt_logprobs = None
 
@@ -53,6 +53,7 @@ class MergedDelta:
         self.index = deltas[0].index
         self.text = "".join([delta.text for delta in deltas])
         self.token_ids: list[int] = []
+        self.num_cached_tokens = deltas[0].num_cached_tokens
         self.finish_reason = deltas[-1].finish_reason
         self.stop_reason = deltas[-1].stop_reason
 

@@ -16,6 +16,7 @@ from octavo.chat_template import ChatTemplate
 from octavo.config import ServerConfig
 from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts
+from octavo.server.dialect import Dialect
 from octavo.server.errors import ApiError, UnavailableError
 from octavo.server.logprobs import TokenNames
 from octavo.server.mcp.servers import ToolServers
@@ -69,6 +70,7 @@ class ServerContext:
         self.responses = ResponseStore(config.responses_store, config.responses_store_bytes)
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None
+        self._dialect: Dialect | None = None
         self._token_names: TokenNames | None = None
         self._small_text_s = INLINE_S  # nothing is known of the template yet
 
@@ -131,6 +133,13 @@ class ServerContext:
             template = ChatTemplate.from_folder(facts.tokenizer_path, self.config.chat_template)
             self._encoder = PromptEncoder(self.llm.tokenizer, template, facts.tokenizer_path, facts.max_model_len)
         return self._encoder
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes reasoning and calls; only after the engine was ready once."""
+        if self._dialect is None:
+            self._dialect = Dialect.of(self.config, self.encoder.template, self.llm.tokenizer)
+        return self._dialect
 
     @property
     def token_names(self) -> TokenNames:

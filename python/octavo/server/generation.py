@@ -60,23 +60,45 @@ class Generation:
         self._task = asyncio.current_task()
         self._cut: ApiError | None = None
         self._streams: list[Stream] = []
+        self._arrived: asyncio.Queue[tuple[int, Stream, list[Delta] | Exception | None]] = asyncio.Queue()
+        self._readers: list[asyncio.Task[None]] = []
+        """Tasks that fill `_arrived`, when there are several streams."""
+        self._llm = context.llm
+        self._tenant = tenant
+        self._priority = tenant.limit_priority(priority)
+        self._cache_salt = cache_salt or ""
         try:
             for prompt in prompts:
-                stream = context.llm.submit(
-                    prompt.token_ids,
-                    params,
-                    priority=tenant.limit_priority(priority),
-                    cache_salt=cache_salt or "",
-                    tenant=tenant.wire_id,
-                    weight=tenant.spec.weight,
-                )
-                self._streams.append(stream)
+                self._streams.append(self._submit(prompt, params))
                 tenant.count_prompt(len(prompt.token_ids))
         except BaseException as error:
             self.record.end(outcome_of(error))
             self.close()
             raise
         self._live.add(self)
+
+    def _submit(self, prompt: Prompt, params: SamplingParams) -> Stream:
+        return self._llm.submit(
+            prompt.token_ids,
+            params,
+            priority=self._priority,
+            cache_salt=self._cache_salt,
+            tenant=self._tenant.wire_id,
+            weight=self._tenant.spec.weight,
+        )
+
+    def replace(self, number: int, prompt: Prompt, params: SamplingParams) -> None:
+        """End the stream of a prompt; what comes under its number from now on is another one's."""
+        old = self._streams[number]
+        self._streams[number] = self._submit(prompt, self._tenant.limit_params(params))
+        old.close()
+        if self._readers:
+            self._start_reader(number)
+
+    def end(self, number: int) -> None:
+        """End the stream of a prompt, whose sequence is complete for its reader."""
+        self._streams[number].close()
+        self.record.finish("stop")
 
     @property
     def num_choices(self) -> int:
@@ -111,9 +133,12 @@ class Generation:
         record = self.record
         try:
             if len(self._streams) == 1:
-                async for deltas in self._streams[0]:
-                    record.count(deltas)
-                    yield 0, deltas
+                stream = None
+                while stream is not self._streams[0]:
+                    stream = self._streams[0]
+                    async for deltas in stream:
+                        record.count(deltas)
+                        yield 0, deltas
             else:
                 async for batch in self._merged():
                     record.count(batch[1])
@@ -130,31 +155,38 @@ class Generation:
         record.end("ok")
 
     async def _merged(self) -> AsyncIterator[Batch]:
-        """Batches of several streams in the order of arrival."""
-        queue: asyncio.Queue[Batch | BaseException | None] = asyncio.Queue()
-
-        async def read(number: int, stream: Stream) -> None:
-            try:
-                async for deltas in stream:
-                    queue.put_nowait((number, deltas))
-                queue.put_nowait(None)
-            except Exception as error:
-                queue.put_nowait(error)
-
-        readers = [asyncio.create_task(read(i, stream)) for i, stream in enumerate(self._streams)]
+        """Batches of several streams in the order of arrival; streams that are replaced meanwhile are let go."""
         try:
-            open_readers = len(readers)
-            while open_readers:
-                item = await queue.get()
+            for number in range(len(self._streams)):
+                self._start_reader(number)
+            num_open = len(self._streams)
+            while num_open:
+                number, stream, item = await self._arrived.get()
+                if stream is not self._streams[number]:
+                    continue
                 if isinstance(item, BaseException):
                     raise item
                 if item is None:
-                    open_readers -= 1
+                    num_open -= 1
                 else:
-                    yield item
+                    yield number, item
         finally:
-            for reader in readers:
+            for reader in self._readers:
                 reader.cancel()
+
+    def _start_reader(self, number: int) -> None:
+        """Bring what a stream gives into `_arrived`."""
+        stream, arrived = self._streams[number], self._arrived
+
+        async def read() -> None:
+            try:
+                async for deltas in stream:
+                    arrived.put_nowait((number, stream, deltas))
+                arrived.put_nowait((number, stream, None))
+            except Exception as error:
+                arrived.put_nowait((number, stream, error))
+
+        self._readers.append(asyncio.create_task(read()))
 
     def cut(self, error: ApiError) -> None:
         """End the call from outside: its client gets `error`."""

@@ -1,15 +1,18 @@
 """An assistant's turn: encodes the conversation, runs it, and tells what the model says as `TurnEvent`s.
 
-Every API shape (chat completions, Responses, Messages) stands on this. Not here: how reasoning and calls are told from
-text (reasoning/, tools/), and how events are written (routes).
+Every API shape (chat completions, Responses, Messages) stands on this. Not here: the prompt (turn_prompt.py), how
+reasoning and calls are told from text (choice.py with reasoning/ and tools/), and how events are written (routes).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from octavo._core import Delta
+from octavo.sampling_params import SamplingParams
+from octavo.server.choice import ChoiceReader
 from octavo.server.chunks import Piece, merge
 from octavo.server.events import (
     ContentDelta,
@@ -24,6 +27,10 @@ from octavo.server.events import (
 )
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import Row
+from octavo.server.stop_strings import StopStrings
+from octavo.server.thinking import Thinking
+from octavo.server.tools.base import Tools, call_id
+from octavo.server.turn_prompt import encode_turn, offered_tools
 
 if TYPE_CHECKING:
     from octavo.server.context import ServerContext
@@ -37,16 +44,20 @@ class Turn:
 
     def __init__(self, context: ServerContext, request: TurnRequest, token_ids: list[int]) -> None:
         self.request = request
-        self.generation = Generation(
-            context,
-            [Prompt(token_ids, None)],
-            request.params,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-        )
         self.prompt_rows: list[Row] = []
         """Log probabilities of the prompt's tokens but the first, once the first output has come; when asked for."""
+        self._dialect = context.dialect
         self._plain = request.params.logprobs is None and not request.return_token_ids
+        self._num_tokens = [0] * request.params.n
+        self._num_prompt_tokens = len(token_ids)
+        self._num_cached_tokens: int | None = None
+        self._thinking = Thinking(context, request, token_ids)
+        self._readers = self._make_readers()
+        params = self._engine_params()
+        prompts = [Prompt(self._thinking.begin(self._readers), None)]
+        if params.n > 1 and self._ends_alone:
+            prompts, params = prompts * params.n, replace(params, n=1)
+        self.generation = Generation(context, prompts, params, priority=request.priority, cache_salt=request.cache_salt)
 
     @classmethod
     async def start(cls, context: ServerContext, request: TurnRequest, *, size_bytes: int) -> Turn:
@@ -59,44 +70,167 @@ class Turn:
         token_ids = await prompt_token_ids(context, request, size_bytes=size_bytes)
         return cls(context, _fitted(request, context.facts.max_model_len - len(token_ids)), token_ids)
 
+    def _make_readers(self) -> list[ChoiceReader]:
+        """What reads each choice; empty when its text is content as it is."""
+        request, dialect = self.request, self._dialect
+        tools = offered_tools(request)
+        if dialect.reasoning is None and not tools:
+            return []
+        offered = Tools(tools)
+        make_id = dialect.tools.make_id if dialect.tools is not None else call_id
+        params = request.params
+
+        def reader(number: int) -> ChoiceReader:
+            stop = StopStrings(params.stop, keep=params.include_stop_str_in_output) if params.stop else None
+            return ChoiceReader(
+                number,
+                reasoning=dialect.reasoning.parser(self._thinking.started) if dialect.reasoning else None,
+                tools=dialect.tools.parser(offered) if tools and dialect.tools else None,
+                make_id=make_id,
+                stop=stop,
+                shows_reasoning=request.include_reasoning,
+                one_call=not request.parallel_tool_calls,
+            )
+
+        return [reader(number) for number in range(params.n)]
+
+    @property
+    def _ends_alone(self) -> bool:
+        """Whether a choice may be ended or continued from here, so that each needs a stream of its own."""
+        if not self._readers:
+            return False
+        return bool(self.request.params.stop) or not self.request.parallel_tool_calls or self._thinking.is_bounded
+
+    def _engine_params(self) -> SamplingParams:
+        """The request's parameters, without what is done here."""
+        params = self.request.params
+        if not self._readers:
+            return params
+        keeps_special = self._dialect.keeps_special
+        return replace(params, stop=(), skip_special_tokens=params.skip_special_tokens and not keeps_special)
+
     @property
     def num_choices(self) -> int:
-        return self.generation.num_choices
+        return self.request.params.n
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object, for what has come so far."""
-        return self.generation.usage()
+        completion = self.generation.num_output_tokens + self._thinking.num_forced_tokens
+        usage = {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self._num_prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens or 0},
+        }
+        if self._dialect.reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self._thinking.num_tokens}
+        return usage
 
     async def events(self) -> AsyncIterator[list[TurnEvent]]:
         """What the turn brings, as it comes: lists that are never empty. Ends after every choice's `TurnEnd`."""
-        async for _, deltas in self.generation.batches():
+        n, readers = self.generation.n, self._readers
+        async for prompt, deltas in self.generation.batches():
             events: list[TurnEvent] = []
-            for delta in merge(deltas, self._plain) if len(deltas) > 1 else deltas:
-                self._read(delta, events)
+            if readers:
+                for delta in deltas:
+                    if not self._read(prompt * n + delta.index, delta, events):
+                        break
+            else:
+                for piece in merge(deltas, self._plain) if len(deltas) > 1 else deltas:
+                    self._pass_on(piece, events)
             if events:
                 yield events
 
-    def _read(self, delta: Piece, events: list[TurnEvent]) -> None:
+    def _pass_on(self, delta: Piece, events: list[TurnEvent]) -> None:
+        """A delta whose text is content."""
         choice = delta.index
         if self._plain:
             if delta.text:
                 events.append(ContentDelta(choice, delta.text))
         elif delta.text or delta.token_ids:
-            token_ids = delta.token_ids if self.request.return_token_ids else ()
-            events.append(ContentDelta(choice, delta.text, delta.logprobs, token_ids))
-        if delta.prompt_logprobs is not None:
-            self.prompt_rows = delta.prompt_logprobs
+            events.append(ContentDelta(choice, delta.text, delta.logprobs, self._shown_ids(delta)))
+        self._note_prompt(delta)
         if delta.finish_reason is not None:
             events.append(TurnEnd(choice, delta.finish_reason, delta.stop_reason))
+
+    def _read(self, choice: int, delta: Delta, events: list[TurnEvent]) -> bool:
+        """A delta whose text is parsed; False when its stream was ended or replaced: nothing after it counts."""
+        reader = self._readers[choice]
+        self._note_prompt(delta)
+        self._num_tokens[choice] += len(delta.token_ids)
+        self._thinking.count(choice, delta.token_ids, reader)
+        counts = self._num_tokens[choice] >= self.request.params.min_tokens
+        found = reader.feed(self._text_of(delta), stops_count=counts)
+        if not self._plain and delta.token_ids:
+            _attach(found, choice, delta.logprobs, self._shown_ids(delta))
+        events += found
+        if delta.finish_reason is not None:
+            events += self._end(choice, delta.finish_reason, delta.stop_reason)
+        elif reader.is_over:
+            self.generation.end(choice)
+            events += self._end(choice, "stop", None)
+            return False
+        elif self._thinking.is_spent(choice, reader):
+            events += self._end_thinking(choice, reader)
+            return False
+        return True
+
+    def _note_prompt(self, delta: Piece) -> None:
+        """What a choice's first delta says of the prompt."""
+        if delta.prompt_logprobs is not None:
+            self.prompt_rows = delta.prompt_logprobs
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = delta.num_cached_tokens
+
+    def _text_of(self, delta: Delta) -> str:
+        """The text, without those special tokens that are no marks."""
+        hidden = self._dialect.hidden
+        if self._dialect.keeps_special and self.request.params.skip_special_tokens:
+            for token_id in delta.token_ids:
+                if token_id in hidden:
+                    return delta.text.replace(hidden[token_id], "")
+        return delta.text
+
+    def _shown_ids(self, delta: Piece) -> Sequence[int]:
+        return delta.token_ids if self.request.return_token_ids else ()
+
+    def _end(self, choice: int, reason: str, stop_reason: int | str | None) -> list[TurnEvent]:
+        """A choice has ended, by the engine or here."""
+        reader = self._readers[choice]
+        events = reader.finish(cut=reason != "stop" and not reader.is_over)
+        if reader.is_over:
+            reason, stop_reason = "stop", reader.stop_reason
+        if reason == "stop" and reader.num_calls:
+            reason = "tool_calls"
+        return [*events, TurnEnd(choice, reason, stop_reason)]
+
+    def _end_thinking(self, choice: int, reader: ChoiceReader) -> list[TurnEvent]:
+        """The budget of a choice's reasoning is spent: the end of reasoning is written for the model, which goes on."""
+        events = reader.feed(self._thinking.end_text)
+        further = self._thinking.go_on(choice, self._engine_params())
+        if further is None:
+            self.generation.end(choice)
+            return [*events, *reader.finish(cut=True), TurnEnd(choice, "length")]
+        self.generation.replace(choice, *further)
+        return events
 
     def close(self) -> None:
         """Abort what still runs."""
         self.generation.close()
 
 
+def _attach(events: list[TurnEvent], choice: int, rows: list[Row] | None, token_ids: Sequence[int]) -> None:
+    """Put a delta's log probabilities and ids on its last content, or on content without text."""
+    last = next((event for event in reversed(events) if isinstance(event, ContentDelta)), None)
+    if last is None:
+        events.append(ContentDelta(choice, "", rows, token_ids))
+    else:
+        last.rows, last.token_ids = rows, token_ids
+
+
 async def prompt_token_ids(context: ServerContext, request: TurnRequest, *, size_bytes: int) -> list[int]:
     """The prompt that a turn would submit. `RequestError` when the messages or the tools don't fit the model."""
-    return await context.run_text(_encode, context, request, size_bytes=size_bytes)
+    return await context.run_text(encode_turn, context, request, size_bytes=size_bytes)
 
 
 def _fitted(request: TurnRequest, room: int) -> TurnRequest:
@@ -105,10 +239,6 @@ def _fitted(request: TurnRequest, room: int) -> TurnRequest:
     if request.fit_context and params.max_tokens is not None and max(params.min_tokens, 1) <= room < params.max_tokens:
         return replace(request, params=replace(params, max_tokens=room))
     return request
-
-
-def _encode(context: ServerContext, request: TurnRequest) -> list[int]:
-    return context.encoder.encode_chat(request.messages, **request.template_options)
 
 
 async def collect(turn: Turn) -> list[TurnMessage]:

@@ -8,8 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from octavo.server.cursor import Cursor, CursorParser, Steps
 from octavo.server.parts import Parser
+
+
+class ReasoningParser(Parser, Protocol):
+    """A parser that knows where the text is."""
+
+    @property
+    def thinks(self) -> bool:
+        """The text so far ends inside reasoning."""
+        ...
+
+
+class ReasoningReader(CursorParser):
+    """Base of the parsers: reads by its `_run` generator and keeps `thinks` right."""
+
+    def __init__(self, started: bool) -> None:
+        self.cursor = Cursor()
+        self.thinks = started
+        super().__init__(self.cursor, self._run())
+
+    def _run(self) -> Steps[None]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +48,7 @@ class ReasoningFormat:
         starts: The answer starts in reasoning whatever the prompt says, unless the prompt ends in `end`.
     """
 
-    parser: Callable[[bool], Parser]
+    parser: Callable[[bool], ReasoningParser]
     opens: Sequence[str]
     end: str
     marks: Sequence[str]

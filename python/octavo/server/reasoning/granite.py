@@ -3,46 +3,36 @@
 
 from __future__ import annotations
 
-from octavo.server.cursor import Cursor, CursorParser, Marks, Steps, Trimmed
-from octavo.server.parts import Content, Parser, Reasoning
-from octavo.server.reasoning.base import ReasoningFormat
+from octavo.server.cursor import Marks, Steps, Trimmed
+from octavo.server.parts import Content, Reasoning
+from octavo.server.reasoning.base import ReasoningFormat, ReasoningReader
 
 THOUGHT = ("Here is my thought process:", "Here's my thought process:", "<think>")
 RESPONSE = ("Here is my response:", "Here's my response:", "</think>")
 WRAPPING = ("<response>", "</response>")
 
 
-class GraniteReasoning:
+class GraniteReasoning(ReasoningReader):
     """Phrases count only where they belong: the first at the beginning, the second after it. Tags count everywhere."""
-
-    def __init__(self, started: bool) -> None:
-        self.cursor = Cursor()
-        self._started = started
-
-    @classmethod
-    def parser(cls, started: bool) -> Parser:
-        """A parser for one sequence."""
-        reader = cls(started)
-        return CursorParser(reader.cursor, reader._run())
 
     def _run(self) -> Steps[None]:
         cursor = self.cursor
         content = Trimmed(lambda text: cursor.emit(Content(text)))
         reasoning = Trimmed(lambda text: cursor.emit(Reasoning(text)))
         reasoning.drop()
-        started = self._started
-        if not started:
+        if not self.thinks:
             cursor.record()
             yield from cursor.blanks()
-            started = bool((yield from cursor.one_of(Marks(THOUGHT))))
-            if started:
+            self.thinks = bool((yield from cursor.one_of(Marks(THOUGHT))))
+            if self.thinks:
                 cursor.forget()
             else:
                 content(cursor.recorded())
-        if started:
+        if self.thinks:
             ended = yield from cursor.until(Marks(RESPONSE), reasoning)
             if not ended:
                 reasoning.flush()
+            self.thinks = not ended
             content.drop()
         while (yield from cursor.until(Marks(WRAPPING), content)):
             content.drop()
@@ -50,7 +40,7 @@ class GraniteReasoning:
 
 
 FORMAT = ReasoningFormat(
-    parser=GraniteReasoning.parser,
+    parser=GraniteReasoning,
     opens=THOUGHT,
     end="\nHere is my response:",
     marks=("<think>", "</think>", *WRAPPING),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from octavo.server.cursor import Cursor, CursorParser, Marks, Sink, Steps, Trimmed
-from octavo.server.parts import CallArguments, CallStart, Content, Parser, Reasoning
-from octavo.server.reasoning.base import ReasoningFormat
+from octavo.server.cursor import Marks, Sink, Steps, Trimmed
+from octavo.server.parts import CallArguments, CallStart, Content, Reasoning
+from octavo.server.reasoning.base import ReasoningFormat, ReasoningReader
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -19,30 +19,23 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 _CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 
 
-class HarmonyMessages:
+class HarmonyMessages(ReasoningReader):
     """Reads messages. `started`: the text begins inside the analysis channel."""
 
     def __init__(self, started: bool = False) -> None:
-        self.cursor = Cursor()
-        self._started = started
-        emit = self.cursor.emit
-        self._content = Trimmed(lambda text: emit(Content(text)))
-
-    @classmethod
-    def parser(cls, started: bool) -> Parser:
-        """A parser for one sequence."""
-        reader = cls(started)
-        return CursorParser(reader.cursor, reader._run())
+        self._content = Trimmed(lambda text: self.cursor.emit(Content(text)))
+        super().__init__(started)
 
     def _run(self) -> Steps[None]:
         cursor = self.cursor
         body, header = Marks((START, CHANNEL, *ENDS)), Marks((MESSAGE,))
-        sink: Sink = self._reasoning() if self._started else self._content
+        sink: Sink = self._reasoning() if self.thinks else self._content
         while True:
             mark = yield from cursor.until(body, sink, in_markup=sink is not self._content)
             if not mark:
                 break
             self._content.drop()
+            self.thinks = False
             if mark in ENDS:
                 sink = self._content
                 continue
@@ -69,13 +62,14 @@ class HarmonyMessages:
         return self._reasoning() if channel is not None and channel.group(1) == "analysis" else self._content
 
     def _reasoning(self) -> Trimmed:
+        self.thinks = True
         emit = self.cursor.emit
         return Trimmed(lambda text: emit(Reasoning(text)), strip_start=True)
 
 
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 FORMAT = ReasoningFormat(
-    parser=HarmonyMessages.parser,
+    parser=HarmonyMessages,
     opens=(f"{CHANNEL}analysis{MESSAGE}",),
     end=f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}",
     marks=MARKS,

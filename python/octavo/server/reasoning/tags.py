@@ -4,38 +4,30 @@ from __future__ import annotations
 
 from functools import partial
 
-from octavo.server.cursor import Cursor, CursorParser, Marks, Steps, Trimmed
-from octavo.server.parts import Content, Parser, Reasoning
-from octavo.server.reasoning.base import ReasoningFormat
+from octavo.server.cursor import Marks, Steps, Trimmed
+from octavo.server.parts import Content, Reasoning
+from octavo.server.reasoning.base import ReasoningFormat, ReasoningReader
 
 
-class TaggedReasoning:
+class TaggedReasoning(ReasoningReader):
     """Reads reasoning between `opening` and `closing`.
 
     A closing tag without reasoning is dropped; more reasoning may come later in the answer.
     """
 
     def __init__(self, opening: str, closing: str, started: bool) -> None:
-        self.cursor = Cursor()
         self._opening = opening
         self._marks = Marks((opening, closing))
-        self._started = started
-
-    @classmethod
-    def parser(cls, opening: str, closing: str, started: bool) -> Parser:
-        """A parser for one sequence."""
-        reader = cls(opening, closing, started)
-        return CursorParser(reader.cursor, reader._run())
+        super().__init__(started)
 
     def _run(self) -> Steps[None]:
         emit = self.cursor.emit
         content = Trimmed(lambda text: emit(Content(text)))
         reasoning = Trimmed(lambda text: emit(Reasoning(text)))
         reasoning.drop()
-        thinks = self._started
-        while mark := (yield from self.cursor.until(self._marks, reasoning if thinks else content)):
-            was, thinks = thinks, mark == self._opening
-            if was or thinks:
+        while mark := (yield from self.cursor.until(self._marks, reasoning if self.thinks else content)):
+            was, self.thinks = self.thinks, mark == self._opening
+            if was or self.thinks:
                 content.drop()
                 reasoning.drop()
         reasoning.flush()
@@ -47,7 +39,7 @@ def tagged(
 ) -> ReasoningFormat:
     """The format of two tags."""
     return ReasoningFormat(
-        parser=partial(TaggedReasoning.parser, opening, closing),
+        parser=partial(TaggedReasoning, opening, closing),
         opens=(opening,),
         end=f"\n{closing}\n\n",
         marks=(opening, closing),

@@ -9,7 +9,7 @@ from octavo.server.tools.base import ToolFormat, Tools
 
 
 def _parser(tools: Tools) -> Parser:
-    return HarmonyMessages.parser(False)
+    return HarmonyMessages()
 
 
 FORMAT = ToolFormat(parser=_parser, marks=MARKS, evidence=((CHANNEL, MESSAGE),))

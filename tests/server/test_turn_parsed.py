@@ -1,0 +1,227 @@
+"""Turns whose text is parsed: calls, reasoning, stop strings, budgets; the engine is scripted, text comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_engine import FakeDelta, FakeLLM, Item, Submitted
+
+from octavo.config import ServerConfig
+from octavo.errors import RequestError
+from octavo.sampling_params import SamplingParams
+from octavo.server.context import ServerContext
+from octavo.server.events import ContentDelta, ToolCall, ToolName, TurnEvent, TurnMessage, TurnRequest
+from octavo.server.turn import Turn, collect
+
+HI = [{"role": "user", "content": "hi"}]
+TOOLS = [
+    {"type": "function", "function": {"name": "now"}},
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    },
+]
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def says(*texts: str, finish: str = "stop", piece: int = 3) -> Callable[[Submitted], list[Item]]:
+    """Each choice writes one of these texts, some characters (and as many token ids) a delta."""
+
+    def script(request: Submitted) -> list[Item]:
+        items: list[Item] = []
+        for index in range(request.params.n):
+            text = texts[index % len(texts)]
+            pieces = [text[i : i + piece] for i in range(0, len(text), piece)] or [""]
+            for i, part in enumerate(pieces):
+                ids = [97] * len(part)
+                last = finish if i == len(pieces) - 1 else None
+                items.append([FakeDelta(index=index, text=part, token_ids=ids, finish_reason=last)])
+        return items
+
+    return script
+
+
+def one_after_another(*scripts: Callable[[Submitted], list[Item]]) -> Callable[[Submitted], list[Item]]:
+    rest: Iterator[Callable[[Submitted], list[Item]]] = iter(scripts)
+    return lambda request: next(rest)(request)
+
+
+@pytest.fixture
+def context(llm: FakeLLM) -> ServerContext:
+    config = ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
+    return ServerContext(llm, config)  # type: ignore[arg-type]
+
+
+def wants(**fields: object) -> TurnRequest:
+    params = fields.pop("params", SamplingParams(max_tokens=90))
+    return TurnRequest(messages=HI, **{"params": params, "tools": TOOLS, **fields})  # type: ignore[arg-type]
+
+
+async def turn_of(context: ServerContext, request: TurnRequest) -> tuple[Turn, list[TurnMessage]]:
+    turn = await Turn.start(context, request, size_bytes=10)
+    messages = await collect(turn)
+    turn.close()
+    return turn, messages
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 1000])
+async def test_reasoning_content_and_calls(context: ServerContext, llm: FakeLLM, piece: int) -> None:
+    llm.script = says(f"<think>\nhm\n</think>\n\nI look. {ADD}\n{NOW}", piece=piece)
+    turn, [message] = await turn_of(context, wants())
+    assert (message.reasoning, message.content, message.finish_reason) == ("hm", "I look.", "tool_calls")
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("add", '{"a": 1}'), ("now", "{}")]
+    assert len({call.id for call in message.tool_calls}) == 2
+    assert (turn.usage()["completion_tokens_details"]["reasoning_tokens"] > 0) is (piece < 10)
+
+
+async def test_no_tools_no_calls(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = says(NOW)
+    _, [message] = await turn_of(context, wants(tool_choice="none"))
+    assert (message.content, message.tool_calls, message.finish_reason) == (NOW, [], "stop")
+    assert llm.tokenizer is not None
+    assert "tools" not in llm.tokenizer.decode(llm.submitted[0].token_ids)
+
+
+async def test_a_cut_call(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = says('Hi <tool_call>{"name": "add", "arguments": {"a": 1}', finish="length")
+    _, [message] = await turn_of(context, wants())
+    assert (message.content, message.finish_reason) == ("Hi", "length")
+    assert [call.arguments for call in message.tool_calls] == ['{"a": 1']
+
+
+async def test_at_most_one_call(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = says(f"{ADD}{NOW} and on")
+    _, messages = await turn_of(context, wants(parallel_tool_calls=False, params=SamplingParams(n=2)))
+    assert len(llm.streams) == 2
+    assert all(stream.closed for stream in llm.streams)
+    for message in messages:
+        assert [call.name for call in message.tool_calls] == ["add"]
+        assert (message.content, message.finish_reason) == ("", "tool_calls")
+
+
+async def test_reasoning_may_be_left_out(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = says("<think>hm</think>yes")
+    turn, [message] = await turn_of(context, wants(include_reasoning=False))
+    assert (message.reasoning, message.content) == ("", "yes")
+    assert turn.usage()["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("piece", [1, 4, 100])
+@pytest.mark.parametrize(("keep", "content"), [(False, "The larger is "), (True, "The larger is 7.5")])
+async def test_stop_strings_count_in_content_only(
+    context: ServerContext, llm: FakeLLM, piece: int, keep: bool, content: str
+) -> None:
+    llm.script = says("<think>is 7.25 or 7.5 more, clear</think>The larger is 7.50 END tail", piece=piece)
+    params = SamplingParams(stop=("END", "7.5"), include_stop_str_in_output=keep)
+    _, [message] = await turn_of(context, wants(params=params))
+    assert (message.reasoning, message.content) == ("is 7.25 or 7.5 more, clear", content)
+    assert (message.finish_reason, message.stop_reason) == ("stop", "7.5")
+    assert llm.streams[0].closed
+    assert llm.submitted[0].params.stop == ()
+
+
+async def test_each_choice_stops_alone(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = one_after_another(says("a END b"), says("c d"))
+    _, messages = await turn_of(context, wants(params=SamplingParams(n=2, stop=("END",))))
+    assert [message.content for message in messages] == ["a ", "c d"]
+    assert [submitted.params.n for submitted in llm.submitted] == [1, 1]
+
+
+async def test_a_thinking_budget(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = one_after_another(says("<think>" + "x" * 30, piece=1), says("yes", piece=1))
+    request = wants(thinking_budget=10, params=SamplingParams(max_tokens=60, min_tokens=2))
+    turn, [message] = await turn_of(context, request)
+    assert (message.reasoning, message.content, message.finish_reason) == ("x" * 10, "yes", "stop")
+    first, second = llm.submitted
+    assert llm.tokenizer is not None
+    assert second.token_ids == [*first.token_ids, *[97] * 17, *llm.tokenizer.encode("\n</think>\n\n", False)]
+    assert second.params.max_tokens == 60 - 17 - 11
+    assert turn.usage()["completion_tokens"] == 17 + 11 + 3
+    assert turn.usage()["prompt_tokens"] == len(first.token_ids)
+    assert turn.usage()["completion_tokens_details"]["reasoning_tokens"] == 10
+
+
+async def test_a_budget_that_is_not_reached(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = says("<think>short</think>yes", piece=1)
+    _, [message] = await turn_of(context, wants(thinking_budget=20))
+    assert (message.reasoning, message.content, len(llm.submitted)) == ("short", "yes", 1)
+
+
+async def test_a_budget_of_nothing(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = one_after_another(says("<think>hm", piece=7), says("yes"))
+    _, [message] = await turn_of(context, wants(thinking_budget=0))
+    assert (message.reasoning, message.content) == ("", "yes")
+
+
+async def test_budgets_of_several_choices(context: ServerContext, llm: FakeLLM) -> None:
+    thinks, answers = says("<think>" + "x" * 9, piece=1), says("yes", piece=1)
+    llm.script = lambda request: (answers if 97 in request.token_ids else thinks)(request)
+    request = wants(thinking_budget=4, params=SamplingParams(n=3, max_tokens=60), tools=())
+    _, messages = await turn_of(context, request)
+    assert [(message.reasoning, message.content) for message in messages] == [("xxxx", "yes")] * 3
+    assert len(llm.submitted) == 6
+
+
+async def test_no_room_after_the_budget(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = says("<think>" + "x" * 30, piece=1)
+    _, [message] = await turn_of(context, wants(thinking_budget=5, params=SamplingParams(max_tokens=14)))
+    assert (message.reasoning, message.content, message.finish_reason) == ("xxxxx", "", "length")
+
+
+async def test_ids_and_log_probabilities_cover_every_token(context: ServerContext, llm: FakeLLM) -> None:
+    llm.script = says(f"<think>hm</think>I {NOW}", piece=5)
+    turn = await Turn.start(context, wants(return_token_ids=True), size_bytes=10)
+    events: list[TurnEvent] = []
+    async for batch in turn.events():
+        events += batch
+    ids = [i for event in events if isinstance(event, ContentDelta) for i in event.token_ids]
+    assert len(ids) == turn.generation.num_output_tokens
+    assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "I"
+
+
+async def test_special_tokens_that_are_no_marks_are_hidden(llm: FakeLLM) -> None:
+    """Marks that are special tokens must reach the parser, so the engine shows all, and the rest is taken out here."""
+    config = ServerConfig(tool_call_parser="hermes")
+    context = ServerContext(llm, config)  # type: ignore[arg-type]
+    dialect = context.dialect
+    assert not dialect.keeps_special
+    assert dialect.hidden == {256: "<|endoftext|>", 257: "<|im_start|>", 258: "<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required", "tools": ()}, "tool_choice"),
+        ({"tool_choice": ToolName("nope")}, "tool_choice"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"thinking_budget": -1}, "thinking_token_budget"),
+    ],
+)
+async def test_refusals(context: ServerContext, llm: FakeLLM, fields: dict[str, object], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        await Turn.start(context, wants(**fields), size_bytes=10)
+    assert caught.value.param == param
+    assert not llm.submitted
+
+
+async def test_a_server_that_parses_no_calls(llm: FakeLLM) -> None:
+    context = ServerContext(llm, ServerConfig(tool_call_parser="none"))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="--tool-call-parser"):
+        await Turn.start(context, wants(), size_bytes=10)
+
+
+async def test_ids_of_calls(context: ServerContext, llm: FakeLLM) -> None:
+    context = ServerContext(llm, ServerConfig(tool_call_parser="mistral"))  # type: ignore[arg-type]
+    llm.script = says('[TOOL_CALLS][{"name": "now", "arguments": {}}]')
+    _, [message] = await turn_of(context, wants())
+    [call] = message.tool_calls
+    assert call == ToolCall(call.id, "now", "{}")
+    assert call.id.isalnum()
+    assert len(call.id) == 9
