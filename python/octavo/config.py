@@ -206,6 +206,7 @@ class ServerConfig:
         600.0, "Seconds after which a response calls no more server tools, and answers.", low=0
     )
     max_tool_turns: int = option(16, "Turns of a response that calls server tools; the last one calls none.", low=2)
+    max_connections: int = option(8192, "Open connections; more get 503.", low=1)
     drain_timeout_s: float = option(30.0, "Seconds that running requests get after SIGTERM.", low=0)
     max_engine_restarts: int = option(
         3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0

@@ -235,3 +235,11 @@ async def test_routes_and_methods(client: httpx.AsyncClient) -> None:
     assert wrong.status_code == 405
     assert error_of(wrong)["code"] == "method_not_allowed"
     assert wrong.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(("depth", "status"), [(256, 200), (257, 400), (900, 400), (100_000, 400)])
+async def test_nesting_is_limited(client: httpx.AsyncClient, depth: int, status: int) -> None:
+    inner = depth - 1
+    body = b'{"prompt": "x", "max_tokens": 1, "unknown": ' + b'{"a":' * inner + b"1" + b"}" * inner + b"}"
+    answer = await client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == status

@@ -20,7 +20,7 @@ from octavo.errors import OctavoError
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, handle_error, handle_router_error
 from octavo.server.middleware import Gate
-from octavo.server.routes import admin, chat, completions, health, messages, models, responses, tokenize
+from octavo.server.routes import admin, chat, completions, health, messages, models, openapi, responses, tokenize
 from octavo.server.tenants.keyring import Keyring
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ ROUTES = [
     *models.ROUTES,
     *health.ROUTES,
     *tokenize.ROUTES,
+    *openapi.ROUTES,
 ]
 
 
@@ -54,7 +55,7 @@ def make_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
 def make_admin_app(context: ServerContext) -> Starlette | None:
     """The routes for who runs the server, behind their own key; None when there is none."""
     key = context.config.admin_key or envs.admin_key()
-    return None if key is None else _build(context, admin.ROUTES, Keyring([key]))
+    return None if key is None else _build(context, [*admin.ROUTES, *openapi.ADMIN_ROUTES], Keyring([key]))
 
 
 def _build(context: ServerContext, routes: Sequence[Route], keyring: Keyring) -> Starlette:

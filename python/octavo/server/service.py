@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -28,7 +30,7 @@ from octavo.errors import ConfigError, OctavoError
 from octavo.server.app import beside, make_admin_app, make_app
 from octavo.server.console import LoadProgress, base_url, listening_line, ready_lines, say
 from octavo.server.context import ServerContext
-from octavo.server.http_protocol import LimitedHttpProtocol
+from octavo.server.http_protocol import HttpLimits, LimitedHttpProtocol
 from octavo.server.report import CallerFilter
 
 log = logging.getLogger("octavo.server")
@@ -48,11 +50,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _make_server(app: ASGIApp) -> _Server:
+def make_server(app: ASGIApp, limits: HttpLimits) -> _Server:
+    """uvicorn around an app; it has to be told where to listen."""
     return _Server(
         uvicorn.Config(
             app,
-            http=LimitedHttpProtocol,
+            http=cast(type[asyncio.Protocol], partial(LimitedHttpProtocol, limits=limits)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -88,12 +91,13 @@ class Service:
         assert isinstance(app, Starlette)
         self._context: ServerContext = app.state.context
         private = make_admin_app(self._context)
+        limits = HttpLimits(max_connections=config.max_connections)
         self._servers: list[tuple[_Server, socket.socket]] = []
         if private is not None and admin_listener is not None:
-            self._servers.append((_make_server(private), admin_listener))
+            self._servers.append((make_server(private, limits), admin_listener))
         elif private is not None:
             app = beside(app, private)
-        self._servers.append((_make_server(app), listener))
+        self._servers.append((make_server(app, limits), listener))
         self._stop = asyncio.Event()
 
     async def main(self) -> int:

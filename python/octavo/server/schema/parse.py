@@ -26,6 +26,8 @@ MAX_ITEMS = 2**20
 # No body has more commas: parsing it would hold up everybody else.
 MAX_VALUES = 4 * MAX_ITEMS
 TOO_MANY = "too_many_values"
+# Lists and objects within each other: schemas and tools of real use have less than half of it.
+MAX_DEPTH = 256
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "an object"}
 
@@ -50,9 +52,26 @@ def load_json(body: bytes) -> dict[str, Any]:
         raise RequestError("the body is nested too deeply", code="invalid_json") from error
     except ValueError as error:  # integers of thousands of digits
         raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(value) > MAX_DEPTH:
+        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     return value
+
+
+def depth_of(value: Any) -> int:
+    """How many lists and objects are within each other, level by level (no recursion), up to just beyond the limit."""
+    level = [value] if isinstance(value, list | dict) else []
+    depth = 0
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+    return depth
 
 
 def show(value: object) -> str:
