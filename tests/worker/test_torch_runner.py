@@ -155,6 +155,19 @@ def test_missing_graphs_are_named_once_short_contexts_and_few_rows_first() -> No
     assert named == [(1, 256), (4, 256)]
 
 
+def test_a_larger_graph_serves_until_the_right_one_is_wanted_again() -> None:
+    graphs = DecodeGraphs([], max_model_len=10_000)
+    graphs._sizes = [1, 4, 8]
+    assert graphs.choose(9, 100) is None
+    assert graphs.choose(3, 100) == (4, 256), "there is no other"
+    for captured in ((8, 4096), (8, 10_000)):
+        graphs._graphs[captured] = (None, torch.empty(0))  # type: ignore[assignment]
+    assert graphs.choose(1, 300) == (8, 4096)
+    assert graphs.choose(1, 300) == (1, 4096)
+    assert graphs.choose(1, 5000) == (8, 10_000)
+    assert graphs.choose(7, 4096) == (8, 4096)
+
+
 @pytest.mark.parametrize("chunks", [[11], [4, 5, 2], [1] * 11])
 def test_prompt_logprobs_do_not_depend_on_chunks(make_runner: Make, reference: Any, chunks: list[int]) -> None:
     runner = make_runner()

@@ -2,13 +2,15 @@
 larger one, padded with rows of the null slot. The bound on the context lets attention split its work for it. And
 graphs of what follows, from the hidden states to the tokens, one for each row count and way of sampling.
 
-A graph is run once as usual (kernels compile, libraries allocate), then captured; the largest at start, the others when
-the engine is idle or a step first needs them. All share one memory pool: they run one after another, in one stream.
+A graph is run once as usual (libraries allocate), then captured; the largest at start, the others when the engine is
+idle or steps need them again and again: until then a step runs in a larger graph that is there. All share one memory
+pool: they run one after another, in one stream.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeVar
 
@@ -17,6 +19,8 @@ from torch import Tensor
 
 from octavo.worker.step_kinds import context_bounds
 
+PATIENCE = 2
+"""A step is captured when its like comes for the so-manieth time: a capture takes as long as several decode steps."""
 MAX_SAMPLING_GRAPHS = 256
 """Ways of sampling are many; steps beyond so many run as usual."""
 Result = TypeVar("Result")
@@ -30,7 +34,9 @@ class DecodeGraphs:
         self._bounds = context_bounds(max_model_len)
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._sampling: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._wanted: Counter[Hashable] = Counter()
         self._pool = torch.cuda.graph_pool_handle() if sizes else None
+        self._stream: torch.cuda.Stream | None = torch.cuda.Stream() if sizes else None  # type: ignore[no-untyped-call]
 
     def size_for(self, num_rows: int) -> int | None:
         """The smallest size that holds the rows; None when none does."""
@@ -41,13 +47,29 @@ class DecodeGraphs:
         """The least bound that the step's longest context keeps."""
         return self._bounds[bisect_left(self._bounds, max_kv_len)]
 
+    def choose(self, num_rows: int, max_kv_len: int) -> tuple[int, int] | None:
+        """(size, bound) of the graph that a step runs in: the least that fits, unless it is not captured, not often
+        wanted, and another one that fits is captured. None when there are more rows than any size."""
+        size = self.size_for(num_rows)
+        if size is None:
+            return None
+        best = size, self.bound_for(max_kv_len)
+        if self.has(*best):
+            return best
+        self._wanted[best] += 1
+        if self._wanted[best] >= PATIENCE:
+            return best
+        return min((key for key in self._graphs if key[0] >= best[0] and key[1] >= best[1]), default=best)
+
     def has(self, size: int, bound: int) -> bool:
         """Whether `run` will replay a graph."""
         return (size, bound) in self._graphs
 
     def missing(self) -> Iterator[tuple[int, int]]:
-        """(size, bound) of the graphs that are not captured yet: short contexts first, then few rows first."""
-        for bound in self._bounds:
+        """(size, bound) of the graphs that are not captured yet: few rows first, and first for contexts of middling
+        length, whose graphs serve for shorter ones too."""
+        first = self._bounds[min(1, len(self._bounds) - 1)]
+        for bound in sorted(self._bounds, key=lambda bound: (bound != first, bound)):
             for size in self._sizes:
                 if not self.has(size, bound):
                     yield size, bound
@@ -69,19 +91,25 @@ class DecodeGraphs:
 
     def run_sampling(self, key: Hashable, sample: Callable[[], None]) -> None:
         """Run the graph of a way of sampling. `sample` must do the same to the same memory whenever it is called for
-        this key. At the first call it is run, then captured for the calls after."""
+        this key. It is run as it is until the key has come often enough to be captured."""
         graph = self._sampling.get(key)
         if graph is not None:
             graph.replay()
             return
         sample()
-        if len(self._sampling) < MAX_SAMPLING_GRAPHS:
+        self._wanted[key] += 1
+        if self._wanted[key] >= PATIENCE and len(self._sampling) < MAX_SAMPLING_GRAPHS:
             self._sampling[key], _ = self._capture(sample)
 
     def _capture(self, forward: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Unlike `torch.cuda.graph`, this does not wait for the device, nor collect garbage: steps are in flight."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = forward()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = forward()
+            finally:
+                graph.capture_end()
         return graph, output
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from octavo.worker.base import Progress
 from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
 from octavo.worker.facts import model_facts
 from octavo.worker.fixed_rows import FixedRows
-from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.graphs import PATIENCE, DecodeGraphs
 from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
@@ -186,7 +186,8 @@ class TorchRunner:
         after_mixed = self._fixed_rows.fill(hidden_tm, arrays, size, size)
         for work in self._sampler.usual_plans():
             for hidden_sm, rows in ((hidden_tm[:size], arrays), after_mixed):
-                self._sample_by_graph(size, hidden_sm, rows, 0, null_slots, work)
+                for _ in range(PATIENCE):
+                    self._sample_by_graph(size, hidden_sm, rows, 0, null_slots, work)
         torch.cuda.synchronize()
 
     def _compile_mixed_steps(self) -> None:
@@ -211,14 +212,14 @@ class TorchRunner:
     def launch(self, plan: StepPlan) -> None:
         """See `Runner.launch`."""
         only_decodes = plan.num_rows == plan.num_decode_rows
-        size = self._graphs.size_for(plan.num_rows) if only_decodes else None
-        if size is not None:
-            self._arenas.pad(plan.arena, plan.num_rows, size)
+        graph = self._graphs.choose(plan.num_rows, plan.max_kv_len) if only_decodes else None
+        if graph is not None:
+            self._arenas.pad(plan.arena, plan.num_rows, graph[0])
         arena = self._arenas.upload(plan.arena)
         update_u3, copy_c2 = self._arenas.updates(arena, plan)
         self._kernels.apply_updates(self._slots.block_table_sb, update_u3, self._kv_cache, copy_c2)
-        if size is not None:
-            self._launched = self._decode(arena, size, self._graphs.bound_for(plan.max_kv_len))
+        if graph is not None:
+            self._launched = self._decode(arena, *graph)
         else:
             self._launched = self._forward(
                 arena, plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len

@@ -18,7 +18,7 @@ const DECODE_WINDOW: usize = 9;
 const NUM_SIZES: usize = 17;
 /// Without a target a step takes at most so long, or so many times its fixed costs.
 const AUTO_MAX_MS: f64 = 100.0;
-const AUTO_MAX_RATIO: f64 = 8.0;
+const AUTO_MAX_RATIO: f64 = 4.0;
 /// Without a target a step takes at least so many times its fixed costs, and a share of the work that waits.
 const AUTO_MIN_RATIO: f64 = 2.0;
 const AUTO_SHARE: f64 = 0.25;
@@ -108,7 +108,7 @@ impl StepCost {
     /// Most prompt tokens beside `num_decode_rows`, while `num_pending` prompt tokens wait or run.
     ///
     /// `max_itl_ms`: the time that such a step may take; 0 = any. `None` derives it: a quarter of the pending work,
-    /// not less than twice and not more than eight times (or 100 ms) what the step costs without prompt tokens. So a
+    /// not less than twice and not more than four times (or 100 ms) what the step costs without prompt tokens. So a
     /// single prompt hardly slows anybody down, and a long queue is worked off at nearly full speed.
     pub fn max_prompt_tokens(
         &self,
