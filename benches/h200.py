@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -137,10 +138,10 @@ def run_model(name: str, parts: list[str], args: argparse.Namespace, deadline_s:
         command += [f"--set={option}" for option in args.set] + [f"{name}.{part}" for part in parts]
         try:
             code = subprocess.run(command, timeout=max(1.0, deadline_s - time.monotonic())).returncode
+            if code:
+                show(f"{name}: FAILED with exit code {code}")
         except subprocess.TimeoutExpired:
-            code = -1
-        if code:
-            show(f"{name}: {'out of time' if code < 0 else 'failed'}")
+            show(f"{name}: out of time")
         lines = out.read_text().splitlines() if out.exists() else []
         return {(workload, metric): value for workload, metric, value in map(json.loads, lines)}
 
@@ -152,7 +153,11 @@ def child(wanted: dict[str, list[str]], args: argparse.Namespace, deadline_s: fl
     ((name, parts),) = wanted.items()
     engine_options = ENGINE_OPTIONS.get(name, {}) | settings(args)
     if not args.no_check:
-        show(f"{name}: {check(SHAPES[name], engine_options)}")
+        try:
+            show(f"{name}: {check(SHAPES[name], engine_options)}")
+        except Exception:
+            traceback.print_exc()
+            show(f"{name}: the check COULD NOT RUN; what follows is not checked")
     known = {row.key for row in ROWS}
     with tempfile.TemporaryDirectory(prefix="octavo-h200-") as folder, args.out.open("a") as out:
         write_shape(SHAPES[name], Path(folder))

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.reference.prepare import PreparedTokens
-from octavo.kernels.triton.handles import launch
+from octavo.kernels.triton.handles import launch, only_compiling
 
 TOKENS = 128
 """Tokens of a program."""
@@ -60,7 +60,9 @@ def prepare_step(
 ) -> PreparedTokens:
     """As `kernels.reference.prepare.prepare_step`; arrays are contiguous."""
     num_tokens, num_rows = token_id_t.shape[0], row_slot_r.shape[0]
-    out = torch.empty(3, num_tokens, dtype=torch.int64, device=token_id_t.device).unbind(0)
+    # While kernels are only compiled nobody fills it, but torch's own kernels read it: ids and positions must exist.
+    make = torch.zeros if only_compiling() else torch.empty
+    out = make(3, num_tokens, dtype=torch.int64, device=token_id_t.device).unbind(0)
     if num_tokens:
         arrays = (token_id_t, position_t, row_slot_r, query_start_r, block_table_sb, last_token_s, *out)
         steps = block_table_sb.shape[0].bit_length()  # every row has a slot

@@ -93,7 +93,14 @@ def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatc
     program = (
         "import sys, octavo.worker.build_kernels as b\n"
         "needed, rest = b.rounds_of_jobs(b.Order.read(sys.stdin.read()))\n"
-        "needed[0]()\nprint(len(needed), len(rest))"
+        "needed[0]()\nprint(len(needed), len(rest))\n"
+        # A forward pass on a device indexes by what `prepare` gives, even where it only compiles.
+        "import torch; from octavo.kernels.triton import handles, prepare\n"
+        "ints = torch.zeros(64, dtype=torch.int32)\n"
+        "trash = torch.full((3, 64), 2**40); del trash\n"
+        "with handles.compiling(b.Collector()):\n"
+        "    out = prepare.prepare_step(ints, ints, ints, ints, ints[:, None], ints, block_size=4)\n"
+        "assert not any(part.any() for part in (out.token_id_t, out.position_t, out.slot_mapping_t))\n"
     )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     done = subprocess.run(
