@@ -154,6 +154,10 @@ class ExecutionConfig:
         "Who runs decode steps: fused (a few kernels a layer, Hopper GPUs), plain (one operation at a time), or auto.",
         choices=("auto", "fused", "plain"),
     )
+    deterministic: bool = option(
+        False,
+        "A request's tokens do not depend on what else runs beside it: every sum in one fixed order (CUDA; slower).",
+    )
     enforce_eager: bool = option(False, "No CUDA graphs.")
     cuda_graph_sizes: list[int] = option([], "Row counts to capture; default 1, 2, 4, 8, 16, ... up to max_num_seqs.")
     cpu_threads: int | None = option(

@@ -87,10 +87,8 @@ def test_relative_imports_are_not_used() -> None:
 
 
 def test_kernels_import_torch_and_triton_only() -> None:
-    """And in kernels/cuda the driver's bindings, which torch needs itself."""
-    common = {"torch", "triton", "octavo.kernels"} | set(sys.stdlib_module_names)
+    allowed = {"torch", "triton", "octavo.kernels"} | set(sys.stdlib_module_names)
     for path in (ROOT / "kernels").rglob("*.py"):
-        allowed = common | {"cuda"} if path.parent.name == "cuda" else common
         foreign = {
             name
             for name in imports_of(ast.parse(path.read_text()))

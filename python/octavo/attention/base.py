@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -96,11 +96,16 @@ BACKENDS = {
 }
 
 
-def make_backend(name: str, *, num_threads: int = 0) -> AttentionBackend:
-    """Build a backend by its name in `BACKENDS`; "auto" is resolved before (`default_backend`)."""
+def make_backend(name: str, *, num_threads: int = 0, deterministic: bool = False) -> AttentionBackend:
+    """Build a backend by its name in `BACKENDS`; "auto" is resolved before (`default_backend`). `deterministic`: a
+    row's results do not depend on other rows, nor on how many of its tokens are in the step ("triton" only)."""
     module, attribute = BACKENDS[name].split(":")
     factory: Callable[..., AttentionBackend] = getattr(import_module(module), attribute)
-    return factory(num_threads=num_threads) if name == "cpu" else factory()
+    options: dict[str, dict[str, Any]] = {
+        "cpu": {"num_threads": num_threads},
+        "triton": {"deterministic": deterministic},
+    }
+    return factory(**options.get(name, {}))
 
 
 def default_backend(device: torch.device) -> str:

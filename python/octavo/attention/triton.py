@@ -1,6 +1,7 @@
 """The attention backend of CUDA devices: Triton kernels of octavo.kernels.triton. Safe in CUDA graph captures.
 
-Rows of one token go through the split-KV decode kernel, the others through the prefill kernel.
+Rows of one token go through the split-KV decode kernel, the others through the prefill kernel. In deterministic mode
+all go through the latter, which walks a row's cache in one order however many of its tokens are in the step.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from octavo.kernels.triton.paged_prefill import paged_prefill
 class TritonAttention:
     """Paged attention with online softmax in fp32; bf16, fp16 and (slowly) fp32."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, deterministic: bool = False) -> None:
         mend()
+        self._deterministic = deterministic
 
     def prepare(self, ctx: ForwardContext) -> None:
         """Scratch of an earlier step is of no use to this one (a graph's pool may have taken it)."""
@@ -36,25 +38,42 @@ class TritonAttention:
         out_thd = torch.empty(q_thd.shape, dtype=q_thd.dtype, device=q_thd.device)
         if q_thd.shape[0] > ctx.num_tokens:
             out_thd[ctx.num_tokens :].zero_()
-        if ctx.num_decode_rows:
+        decodes = ctx.num_decode_rows
+        if decodes and self._deterministic:
+            self._prefill(spec, q_thd, cache, ctx, out_thd, rows=(0, decodes), max_query_len=1)
+        elif decodes:
             self._decode(spec, q_thd, cache, ctx, out_thd)
-        if ctx.num_rows > ctx.num_decode_rows:
-            paged_prefill(
-                q_thd,
-                cache,
-                ctx.block_table_sb,
-                ctx.row_slot_r,
-                ctx.query_start_r,
-                ctx.kv_len_r,
-                out_thd,
-                first_row=ctx.num_decode_rows,
-                num_rows=ctx.num_rows,
-                max_query_len=ctx.max_query_len,
-                scale=spec.scale,
-                window=spec.window,
-                soft_cap=spec.soft_cap,
-            )
+        if ctx.num_rows > decodes:
+            rows = decodes, ctx.num_rows
+            self._prefill(spec, q_thd, cache, ctx, out_thd, rows=rows, max_query_len=ctx.max_query_len)
         return out_thd
+
+    def _prefill(
+        self,
+        spec: AttentionSpec,
+        q_thd: Tensor,
+        cache: Tensor,
+        ctx: ForwardContext,
+        out_thd: Tensor,
+        *,
+        rows: tuple[int, int],
+        max_query_len: int,
+    ) -> None:
+        paged_prefill(
+            q_thd,
+            cache,
+            ctx.block_table_sb,
+            ctx.row_slot_r,
+            ctx.query_start_r,
+            ctx.kv_len_r,
+            out_thd,
+            first_row=rows[0],
+            num_rows=rows[1],
+            max_query_len=max_query_len,
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+        )
 
     def _decode(self, spec: AttentionSpec, q_thd: Tensor, cache: Tensor, ctx: ForwardContext, out_thd: Tensor) -> None:
         rows = ctx.num_decode_rows

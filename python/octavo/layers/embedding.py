@@ -7,6 +7,8 @@ Shape suffixes: t tokens, s sampled rows, v vocabulary, m model dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,6 +31,8 @@ class Embedding(nn.Module):
 
     def __init__(self, vocab_size: int, dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        self.project: Callable[[Tensor, Tensor], Tensor] = project
+        """What scores hidden states; replaced where products must be batch-invariant."""
         self.weight = nn.Parameter(torch.empty((vocab_size, dim), dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, token_id_t: Tensor) -> Tensor:
@@ -37,4 +41,4 @@ class Embedding(nn.Module):
 
     def logits(self, hidden_sm: Tensor) -> Tensor:
         """[s, m] -> fp32 [s, v]."""
-        return project(hidden_sm, self.weight)
+        return self.project(hidden_sm, self.weight)

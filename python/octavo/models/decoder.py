@@ -25,6 +25,7 @@ from octavo.layers.attention import Attention, set_backend
 from octavo.layers.embedding import Embedding
 from octavo.layers.fused.base import BlockWeights, DecodeKernels, DecoderWeights, GatedWeights, Weights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
+from octavo.layers.invariant import invariant_logits
 from octavo.layers.linear import Choice, Linear, dense
 from octavo.layers.moe import ExpertNames, ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import RMSNorm
@@ -283,7 +284,8 @@ class Decoder(nn.Module):
 
     `decode_kernels` says who runs decode steps: "plain" the modules, "fused" the fused kernels (ModelError where they
     can't), "auto" the latter where they can. But for "plain", the modules too use fused kernels on CUDA (`use_joins`).
-    `choose_under` gives the methods of the linear layers under a prefix.
+    `choose_under` gives the methods of the linear layers under a prefix. `deterministic`: no step's results depend on
+    what else is in it (layers/invariant.py; the linear layers' methods and the attention backend must do their part).
     """
 
     def __init__(
@@ -296,6 +298,7 @@ class Decoder(nn.Module):
         max_length: int,
         choose_under: Callable[[str], Choice] = lambda prefix: dense,
         decode_kernels: str = "auto",
+        deterministic: bool = False,
     ) -> None:
         super().__init__()
         self.names = family.names
@@ -327,9 +330,11 @@ class Decoder(nn.Module):
             dtype=dtype,
             has_fp8=any(linear.weight_scale is not None for linear in linears),
         )
-        self.decode_kernels = self._decode_kernels(decode_kernels, shape, device)
+        self.decode_kernels = None if deterministic else self._decode_kernels(decode_kernels, shape, device)
+        if deterministic:
+            self.head.project = invariant_logits
         if DeviceTraits.of(device).kind == "cuda" and decode_kernels != "plain":
-            self.use_joins()
+            self.use_joins(may_decode=not deterministic)
 
     def _decode_kernels(self, choice: str, shape: DecoderShape, device: torch.device) -> DecodeKernels | None:
         """The fused kernels over this model's parameters, or None to run its modules."""
@@ -344,8 +349,9 @@ class Decoder(nn.Module):
             raise ModelError(f"--decode-kernels fused can't run this model here: {reason}; use auto or plain")
         return None
 
-    def use_joins(self) -> None:
-        """From now on run what lies between the products with fused kernels; needs the Triton attention backend."""
+    def use_joins(self, *, may_decode: bool = True) -> None:
+        """From now on run what lies between the products with fused kernels; needs the Triton attention backend.
+        `may_decode`: see `QkvAttention`."""
         from octavo.layers.fused.fp8_joins import quantize_between  # these load Triton
         from octavo.layers.fused.joins import use_joins
         from octavo.layers.fused.qkv_attention import QkvAttention
@@ -359,7 +365,9 @@ class Decoder(nn.Module):
                 quantize_between(block.mlp.act, block.mlp.down, pdl=pdl)
         for layer in (block.attention for block in self.layers()):
             if QkvAttention.fits(layer.attention, layer.rotary):
-                layer.fused = QkvAttention(layer.attention, layer.q_norm, layer.k_norm, layer.rotary, pdl=pdl)
+                layer.fused = QkvAttention(
+                    layer.attention, layer.q_norm, layer.k_norm, layer.rotary, pdl=pdl, may_decode=may_decode
+                )
 
     def weights(self) -> DecoderWeights:
         """The parameters, by what they are for; needs dense layers."""

@@ -68,12 +68,14 @@ def load_model(
     max_model_len: int | None = None,
     decode_kernels: str = "auto",
     quantization: str = "none",
+    deterministic: bool = False,
     progress: Progress | None = None,
 ) -> CausalLM:
     """Build the model and fill it: from the checkpoint, or (`load_format` "dummy") at random from `seed`.
 
     `max_model_len` is the longest sequence that will be served, `decode_kernels` the option of that name,
-    `quantization` how linear layers keep their weights (see `build_model`). ModelError: unsupported architecture, or
+    `quantization` how linear layers keep their weights, `deterministic` whether steps are batch-invariant (see
+    `build_model`). ModelError: unsupported architecture, or
     missing, extra or wrongly shaped tensors.
     """
     from octavo.models.registry import build_model
@@ -86,6 +88,7 @@ def load_model(
         max_model_len=max_model_len,
         decode_kernels=decode_kernels,
         quantization=quantization,
+        deterministic=deterministic,
     )
     if load_format == "dummy":
         init_dummy_weights(model, seed)

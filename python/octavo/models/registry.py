@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from octavo.errors import ModelError
+from octavo.layers.invariant import invariant
 from octavo.layers.linear import DENSE, Choice, Linear, LinearMethod, dense
 from octavo.layers.quant.methods import find_method, fits
 from octavo.models.base import CausalLM
@@ -41,15 +42,19 @@ def build_model(
     max_model_len: int | None = None,
     decode_kernels: str = "auto",
     quantization: str = "none",
+    deterministic: bool = False,
 ) -> CausalLM:
     """The model (an nn.Module too) with parameters allocated on `device`, uninitialised.
 
     `max_model_len` is the longest sequence that will be served (rotary tables reach that far; types whose frequencies
     depend on the length use it); None: the config's. `decode_kernels` is for native models (see `Decoder`).
     `quantization` is how linear layers keep their weights: "none" in `dtype`, or a name of layers/quant/methods.py;
-    layers that the checkpoint leaves unquantized stay so. ModelError for an architecture that can't run.
+    layers that the checkpoint leaves unquantized stay so. `deterministic`: batch-invariant (layers/invariant.py).
+    ModelError for an architecture that can't run.
     """
     check_supported(config)
+    if deterministic:
+        _check_deterministic(config, quantization)
     max_length = max_model_len or config.max_position_embeddings
     if is_native(config.architecture):
         module, attribute = NATIVE[config.architecture].split(":")
@@ -60,8 +65,9 @@ def build_model(
             dtype=dtype,
             device=device,
             max_length=max_length,
-            choose_under=partial(choose_method, config, quantization),
+            choose_under=(lambda prefix: invariant) if deterministic else partial(choose_method, config, quantization),
             decode_kernels=decode_kernels,
+            deterministic=deterministic,
         )
     if decode_kernels == "fused":
         raise ModelError(f"--decode-kernels fused can't run {config.architecture}: use auto or plain")
@@ -70,6 +76,17 @@ def build_model(
     from octavo.models.transformers_backend import TransformersModel  # imports Transformers: seconds
 
     return TransformersModel(config, dtype=dtype, device=device, max_length=max_length)
+
+
+def _check_deterministic(config: NormalConfig, quantization: str) -> None:
+    """ModelError for layers that have no batch-invariant form."""
+    for problem, is_there in (
+        (f"{config.architecture}, which has no native layers", not is_native(config.architecture)),
+        ("mixtures of experts", config.experts is not None),
+        (f"--quantization {quantization}: use none", quantization != "none"),
+    ):
+        if is_there:
+            raise ModelError(f"--deterministic can't run {problem}")
 
 
 def check_supported(config: NormalConfig) -> None:

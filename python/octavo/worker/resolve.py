@@ -68,6 +68,8 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
     sizes = sorted(set(config.execution.cuda_graph_sizes)) or graph_sizes(most_rows)
     if sizes[-1] > most_rows:
         raise ConfigError(f"--cuda-graph-sizes {sizes[-1]}: a step has at most {most_rows} rows", "cuda_graph_sizes")
+    if config.execution.deterministic:
+        _check_deterministic(config, device, backend)
     decode_kernels = config.execution.decode_kernels
     if decode_kernels == "auto" and backend != BACKENDS["cuda"]:
         decode_kernels = "plain"  # fused kernels attend themselves: whoever names another backend wants that one
@@ -87,6 +89,19 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
     )
     cache = replace(config.cache, block_size=config.cache.block_size or defaults["block_size"])
     return replace(config, model=model, cache=cache, scheduler=scheduler, execution=execution)
+
+
+def _check_deterministic(config: EngineConfig, device: DeviceFacts, backend: str) -> None:
+    """ConfigError for what has no batch-invariant form."""
+    if device.kind != "cuda" or backend != BACKENDS["cuda"]:
+        raise ConfigError(
+            "--deterministic needs a CUDA device and --attention-backend triton: leave it out here", "deterministic"
+        )
+    if config.execution.decode_kernels == "fused":
+        raise ConfigError(
+            "--deterministic contradicts --decode-kernels fused, whose sums depend on the number of rows: use auto",
+            "decode_kernels",
+        )
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:

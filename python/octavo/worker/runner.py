@@ -98,7 +98,10 @@ class TorchRunner:
         """Everything on the device whose size does not depend on the arenas."""
         plan, limits, device = self.plan, self._limits, self._device
         dtype = DTYPES[self.config.model.dtype]
-        self._backend = make_backend(self.config.execution.attention_backend, num_threads=limits.cpu_threads)
+        execution = self.config.execution
+        self._backend = make_backend(
+            execution.attention_backend, num_threads=limits.cpu_threads, deterministic=execution.deterministic
+        )
         self._model = load_model(
             plan.source,
             plan.model,
@@ -107,7 +110,8 @@ class TorchRunner:
             load_format=self.config.model.load_format,
             seed=self.config.model.seed,
             max_model_len=plan.max_model_len,
-            decode_kernels=self.config.execution.decode_kernels,
+            decode_kernels=execution.decode_kernels,
+            deterministic=execution.deterministic,
             quantization=self.config.model.quantization,
             progress=self._progress,
         )

@@ -31,8 +31,16 @@ class QkvAttention:
     """An attention layer's kernels. Every dim of a head must be rotated (`fits`)."""
 
     def __init__(
-        self, attention: Attention, q_norm: RMSNorm | None, k_norm: RMSNorm | None, rotary: Rotary, *, pdl: bool
+        self,
+        attention: Attention,
+        q_norm: RMSNorm | None,
+        k_norm: RMSNorm | None,
+        rotary: Rotary,
+        *,
+        pdl: bool,
+        may_decode: bool = True,
     ) -> None:
+        """`may_decode`: steps of decode rows may take a kernel of their own, whose sums differ from other steps'."""
         spec = attention.spec
         self._attention, self._pdl = attention, pdl
         q_gain_d, k_gain_d = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
@@ -46,7 +54,8 @@ class QkvAttention:
             rotary_table=rotary.table,
         )
         self._decodes = (
-            DeviceTraits.of(rotary.table.device).capability[0] == 9
+            may_decode
+            and DeviceTraits.of(rotary.table.device).capability[0] == 9
             and spec.head_dim in HEAD_DIMS
             and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
             and not spec.soft_cap

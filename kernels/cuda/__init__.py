@@ -1,1 +1,0 @@
-"""CUDA C++ kernels, compiled when they are first needed (compiled.py)."""

@@ -1,0 +1,38 @@
+"""Batch-invariant execution (`--deterministic`): a token's numbers do not depend on what else is in its step, nor on
+how its prompt was cut into chunks. Every product sums over k in one fixed order (kernels/triton/invariant_gemm.py);
+norms, activations and rotations work row by row anyway; attention is the backend's part (attention/triton.py).
+
+Shape suffixes: t tokens, i input features, o output features, s sampled rows, v vocabulary, m model dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.layers.linear import Dense, Linear
+
+
+class Invariant(Dense):
+    """Weights as `Dense` keeps them; on CUDA their products are batch-invariant."""
+
+    def apply(self, layer: Linear, x_ti: Tensor) -> Tensor:
+        """See `LinearMethod.apply`."""
+        from octavo.kernels.triton.invariant_gemm import invariant_product  # loads Triton
+
+        return invariant_product(x_ti, layer.weight, layer.bias, layer.dtype)
+
+
+INVARIANT = Invariant()
+
+
+def invariant(layer: Linear) -> Invariant:
+    """The choice of `Invariant` for every layer."""
+    return INVARIANT
+
+
+def invariant_logits(hidden_sm: Tensor, weight_vm: Tensor) -> Tensor:
+    """Logits fp32 [s, v], as `layers.embedding.project`."""
+    from octavo.kernels.triton.invariant_gemm import invariant_product  # loads Triton
+
+    return invariant_product(hidden_sm, weight_vm, None, torch.float32)

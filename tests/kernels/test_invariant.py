@@ -1,0 +1,109 @@
+"""Deterministic mode without a GPU: its kernels in the interpreter and compiled for an H200, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sm90_compile import compile_launch
+
+from octavo import envs
+from octavo.config import make_engine_config
+from octavo.errors import ConfigError, ModelError
+from octavo.kernels.triton.invariant_gemm import invariant_launch, kinds_of_rows
+from octavo.layers.invariant import INVARIANT, invariant_logits
+from octavo.models.config import NormalConfig, normalize_config
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
+from octavo.models.weights import linears_of
+from octavo.worker.device import DeviceFacts
+from octavo.worker.resolve import resolve_config
+
+FOLDER = Path(__file__).parent
+BF16 = torch.bfloat16
+
+
+def test_numerics_in_the_interpreter() -> None:
+    """In a process that sets TRITON_INTERPRET before it imports triton."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "invariant_cases.py"],
+        cwd=FOLDER,
+        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("out", [BF16, torch.float32])
+@pytest.mark.parametrize("rows", kinds_of_rows(2))
+def test_products_compile_for_sm90(rows: int, out: torch.dtype) -> None:
+    n, k = 6144, 4096
+    x, weight = (torch.empty(count, k, dtype=BF16, device="meta") for count in (rows, n))
+    launch = invariant_launch(x, weight, None, torch.empty(rows, n, dtype=out, device="meta"), tma=True)
+    compiled = compile_launch(launch)
+    assert compiled.spill_bytes == 0
+    assert compiled.num_wgmma > 0
+    assert compiled.num_mma == 0, "sums of wgmma and mma.sync differ"
+
+
+def small_config(**changes: Any) -> NormalConfig:
+    raw = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+    }
+    return normalize_config(raw | changes)
+
+
+def test_every_product_of_a_model_is_invariant() -> None:
+    model = build_model(small_config(), dtype=BF16, device=torch.device("meta"), deterministic=True)
+    assert isinstance(model, Decoder)
+    assert {layer.method for layer in linears_of(model)} == {INVARIANT}
+    assert model.head.project is invariant_logits
+    assert model.decode_kernels is None
+
+
+def test_models_without_such_layers_are_refused() -> None:
+    meta = torch.device("meta")
+    with pytest.raises(ModelError, match=r"--deterministic can't run --quantization fp8"):
+        build_model(small_config(), dtype=BF16, device=meta, deterministic=True, quantization="fp8")
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "model_type": "mixtral"}
+    mixture = small_config(architectures=["MixtralForCausalLM"], **experts)
+    with pytest.raises(ModelError, match=r"--deterministic can't run mixtures of experts"):
+        build_model(mixture, dtype=BF16, device=meta, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "field"),
+    [
+        ("cpu", {}, "deterministic"),
+        ("cuda", {"attention_backend": "reference"}, "deterministic"),
+        ("cuda", {"decode_kernels": "fused"}, "decode_kernels"),
+    ],
+)
+def test_configurations_without_such_kernels_are_refused(kind: str, options: dict[str, str], field: str) -> None:
+    device = DeviceFacts(kind=kind, name="", total_bytes=1 << 37, free_bytes=1 << 37, num_cores=8, has_bfloat16=True)
+    config = make_engine_config({"deterministic": True, **options})
+    with pytest.raises(ConfigError, match="--deterministic") as caught:
+        resolve_config(config, device, 8192)
+    assert caught.value.param == field
+
+
+def test_a_configuration_with_such_kernels() -> None:
+    device = DeviceFacts(kind="cuda", name="", total_bytes=1 << 37, free_bytes=1 << 37, num_cores=8, has_bfloat16=True)
+    assert resolve_config(make_engine_config({"deterministic": True}), device, 8192).execution.deterministic
