@@ -211,6 +211,13 @@ class ServerConfig:
     )
     max_tool_turns: int = option(16, "Turns of a response that calls server tools; the last one calls none.", low=2)
     max_connections: int = option(8192, "Open connections; more get 503.", low=1)
+    batch_dir: str | None = option(
+        None, "Folder for /v1/files and /v1/batches (an SQLite file); they are off without it."
+    )
+    batch_concurrency: int = option(256, "Most requests of batches at a time, within what others leave free.", low=1)
+    batch_max_requests: int = option(50_000, "Most requests of one batch.", low=1)
+    batch_max_file_bytes: int = option(200 * 1024 * 1024, "Largest upload to /v1/files; more gets 413.", low=1)
+    batch_storage_bytes: int = option(16 * 1024**3, "Most bytes of stored files; no uploads beyond it.", low=1)
     drain_timeout_s: float = option(30.0, "Seconds that running requests get after SIGTERM.", low=0)
     max_engine_restarts: int = option(
         3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0

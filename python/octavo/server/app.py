@@ -6,6 +6,7 @@ Not here: the process that serves them (service.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -17,10 +18,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo import envs
 from octavo.config import ServerConfig
 from octavo.errors import OctavoError
+from octavo.server.batch.service import Batches
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, handle_error, handle_router_error
-from octavo.server.middleware import Gate
-from octavo.server.routes import admin, chat, completions, health, messages, models, openapi, responses, tokenize
+from octavo.server.middleware import BodyLimit, Gate
+from octavo.server.routes import (
+    admin,
+    batches,
+    chat,
+    completions,
+    files,
+    health,
+    messages,
+    models,
+    openapi,
+    responses,
+    tokenize,
+)
 from octavo.server.tenants.keyring import Keyring
 
 if TYPE_CHECKING:
@@ -31,13 +45,18 @@ ROUTES = [
     *completions.ROUTES,
     *messages.ROUTES,
     *responses.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
     *tokenize.ROUTES,
     *openapi.ROUTES,
 ]
 
-
+# What requests of a batch may call.
+BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+FORM_BYTES = 64 * 1024
+"""What an upload's form holds beside the file."""
 # Any other exception is answered by the gate.
 HANDLERS = {
     HTTPException: handle_router_error,
@@ -49,7 +68,17 @@ HANDLERS = {
 def make_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     """An app over an engine, which may still be starting. `app.state.context` is its `ServerContext`."""
     context = ServerContext(llm, config)
+    if config.batch_dir is not None:
+        context.batches = _batches(context, Path(config.batch_dir))
     return _build(context, ROUTES, context.keyring)
+
+
+def _batches(context: ServerContext, folder: Path) -> Batches:
+    """Batches call the endpoints within this process, behind the gate: their owners have shown their keys."""
+    routes = [route for route in ROUTES if route.path in BATCHED]
+    inner = Starlette(routes=routes, exception_handlers=HANDLERS)
+    inner.state.context = context
+    return Batches(context, folder, inner, [route.path for route in routes])
 
 
 def make_admin_app(context: ServerContext) -> Starlette | None:
@@ -59,12 +88,15 @@ def make_admin_app(context: ServerContext) -> Starlette | None:
 
 
 def _build(context: ServerContext, routes: Sequence[Route], keyring: Keyring) -> Starlette:
+    config = context.config
+    upload_limit = BodyLimit(config.batch_max_file_bytes + FORM_BYTES, "--batch-max-file-bytes")
     gate = Middleware(
         Gate,
         keyring=keyring,
-        max_body_bytes=context.config.max_body_bytes,
+        body_limit=BodyLimit(config.max_body_bytes, "--max-body-bytes"),
         metrics=context.metrics,
         paths=[route.path for route in routes],
+        body_limits={"/v1/files": upload_limit} if context.batches is not None else {},
     )
     app = Starlette(routes=routes, middleware=[gate], exception_handlers=HANDLERS)
     app.state.context = context

@@ -30,6 +30,7 @@ from octavo.server.tracing import Tracer
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
+    from octavo.server.batch.service import Batches
     from octavo.server.generation import Generation
 
 T = TypeVar("T")
@@ -68,6 +69,8 @@ class ServerContext:
         self.pulse = Pulse(llm)
         self.tool_servers = ToolServers(config.tool_server, config.tool_timeout_s)
         self.responses = ResponseStore(config.responses_store, config.responses_store_bytes)
+        self.batches: Batches | None = None
+        """Set by the app when --batch-dir is given."""
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None
         self._dialect: Dialect | None = None
@@ -186,6 +189,8 @@ class ServerContext:
         return len(found)
 
     def close(self) -> None:
+        if self.batches is not None:
+            self.batches.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self.tracer is not None:
             self.tracer.close()

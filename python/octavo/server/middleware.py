@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,13 +27,22 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 COUNTED_METHODS = frozenset({"POST"})
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """The longest body, and the flag that sets it."""
+
+    num_bytes: int
+    flag: str
+
+
 class Gate:
     """Wraps the app.
 
     Args:
         keyring: Who may call.
-        max_body_bytes: Larger bodies get 413, at the latest while they are read.
+        body_limit: Larger bodies get 413, at the latest while they are read.
         paths: Known paths, the labels of the response counter.
+        body_limits: Paths whose bodies have a bound of their own.
     """
 
     def __init__(
@@ -40,15 +50,17 @@ class Gate:
         app: ASGIApp,
         *,
         keyring: Keyring,
-        max_body_bytes: int,
+        body_limit: BodyLimit,
         metrics: ServerMetrics,
         paths: Collection[str],
+        body_limits: Mapping[str, BodyLimit],
     ) -> None:
         self._app = app
         self._keyring = keyring
-        self._max_body_bytes = max_body_bytes
+        self._body_limit = body_limit
         self._metrics = metrics
         self._paths = frozenset(paths)
+        self._body_limits = body_limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,12 +93,14 @@ class Gate:
             try:
                 if tenant is None and path not in OPEN_PATHS:
                     raise _wrong_key()
-                if self._is_too_large(headers):
-                    raise self._too_large()
+                most = self._body_limits.get(path, self._body_limit)
+                length = headers.get("content-length", "0")
+                if length.isdecimal() and int(length[:20]) > most.num_bytes:
+                    raise _too_large(most)
                 if counts:
-                    await self._counted(caller.tenant, scope, receive, answer)
+                    await self._counted(caller.tenant, scope, _limited(receive, most), answer)
                 else:
-                    await self._app(scope, self._limited(receive), answer)
+                    await self._app(scope, _limited(receive, most), answer)
             except Exception as error:
                 if has_begun:
                     raise
@@ -96,32 +110,29 @@ class Gate:
         """A call within its tenant's limits, from its arrival to the last byte of its answer."""
         tenant.enter()
         try:
-            await self._app(scope, self._limited(receive), answer)
+            await self._app(scope, receive, answer)
         finally:
             tenant.leave()
 
-    def _is_too_large(self, headers: Headers) -> bool:
-        length = headers.get("content-length", "0")
-        return length.isdecimal() and int(length[:20]) > self._max_body_bytes
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413, f"the body has more than {self._max_body_bytes} bytes (--max-body-bytes)", code="body_too_large"
-        )
+def _too_large(most: BodyLimit) -> ApiError:
+    return ApiError(413, f"the body has more than {most.num_bytes} bytes ({most.flag})", code="body_too_large")
 
-    def _limited(self, receive: Receive) -> Receive:
-        size = 0
 
-        async def limited() -> Message:
-            nonlocal size
-            message = await receive()
-            if message["type"] == "http.request":
-                size += len(message.get("body", b""))
-                if size > self._max_body_bytes:
-                    raise self._too_large()
-            return message
+def _limited(receive: Receive, most: BodyLimit) -> Receive:
+    """What `receive` gives, up to a limit; then 413."""
+    size = 0
 
-        return limited
+    async def limited() -> Message:
+        nonlocal size
+        message = await receive()
+        if message["type"] == "http.request":
+            size += len(message.get("body", b""))
+            if size > most.num_bytes:
+                raise _too_large(most)
+        return message
+
+    return limited
 
 
 def _wrong_key() -> ApiError:

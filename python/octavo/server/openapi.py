@@ -20,6 +20,7 @@ import octavo
 from octavo.sampling_params import SamplingParams
 from octavo.server.schema import messages, responses
 from octavo.server.schema.admin import AbortRequest, DrainRequest, NoRequest, SettingsRequest
+from octavo.server.schema.batches import BatchRequest, UploadForm
 from octavo.server.schema.chat import ChatRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.sampling import FIELDS
@@ -35,6 +36,7 @@ class Body:
     cls: type[Any]
     has_sampling: bool = False
     without: Collection[str] = ()
+    media_type: str = "application/json"
 
 
 # (method, path) -> body.
@@ -45,6 +47,9 @@ BODIES: Mapping[tuple[str, str], Body] = {
     ("POST", "/v1/messages/count_tokens"): Body(messages.CountRequest),
     ("POST", "/v1/responses"): Body(responses.ResponsesRequest, True, responses.REFUSED),
     ("POST", "/v1/responses/{id}/cancel"): Body(NoRequest),
+    ("POST", "/v1/files"): Body(UploadForm, media_type="multipart/form-data"),
+    ("POST", "/v1/batches"): Body(BatchRequest),
+    ("POST", "/v1/batches/{id}/cancel"): Body(NoRequest),
     ("POST", "/tokenize"): Body(TokenizeRequest),
     ("POST", "/detokenize"): Body(DetokenizeRequest),
     ("POST", "/admin/abort"): Body(AbortRequest),
@@ -109,7 +114,7 @@ def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
         ]
     body = BODIES.get((method, route.path))
     if body is not None:
-        content = {"application/json": {"schema": body_schema(body)}}
+        content = {body.media_type: {"schema": body_schema(body)}}
         operation["requestBody"] = {"required": body.cls is not NoRequest, "content": content}
     return operation
 

@@ -140,6 +140,8 @@ class Service:
         names = self._context.names
         if not has_template and self._llm.tokenizer is not None:
             log.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
+        if self._context.batches is not None:
+            await self._context.batches.runner.resume()
         gc.collect()
         gc.freeze()
         lines = ready_lines(

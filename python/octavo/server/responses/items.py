@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -121,6 +122,15 @@ def _unsealed(value: object) -> str:
         return ""  # another server's, which nobody else can read
 
 
+def _object_text(arguments: str) -> str:
+    """Arguments as templates need them; what is no JSON object (such a call has failed) is wrapped in one."""
+    try:
+        is_object = isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    return (arguments or "{}") if is_object else json.dumps({"arguments": arguments})
+
+
 def _error_text(error: object) -> str:
     """What an `mcp_call`'s error says."""
     if not isinstance(error, Mapping):
@@ -194,7 +204,7 @@ class _Reader:
     def mcp_call(self, item: Item, where: str) -> None:
         """A call that a server made and its result."""
         call_id, name = _string(item, "id", where), _string(item, "name", where)
-        self._call(call_id, name, _string(item, "arguments", where), where)
+        self._call(call_id, name, _object_text(_string(item, "arguments", where)), where)
         output, error = item.get("output"), item.get("error")
         self._result(call_id, output if isinstance(output, str) else f"Error: {_error_text(error)}")
 
@@ -209,7 +219,8 @@ class _Reader:
         if asked is None:
             raise RequestError(f"{where}: no mcp_approval_request has the id {call_id[:80]!r}", param="input")
         if item.get("approve") is not True:
-            self._call(call_id, _string(asked, "name", where), _string(asked, "arguments", where), where)
+            arguments = _object_text(_string(asked, "arguments", where))
+            self._call(call_id, _string(asked, "name", where), arguments, where)
             reason = item.get("reason")
             self._result(call_id, "Error: the user refused this call" + (f": {reason}" if reason else ""))
 

@@ -13,6 +13,7 @@ from octavo.errors import RequestError
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
+from octavo.server.query import ascending, number
 from octavo.server.responses.answer import ResponseWriter, new_response
 from octavo.server.responses.items import normal_items, to_chat
 from octavo.server.responses.mcp import ServerTools, parse_uses
@@ -125,18 +126,6 @@ def _kept(request: Request) -> tuple[ServerContext, Kept]:
     return context, context.responses.get(request.path_params["id"], _owner())
 
 
-def _number(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """A query parameter."""
-    text = request.query_params.get(name, str(default))
-    try:
-        value = int(text[:20])
-    except ValueError:
-        raise RequestError(f"{name} must be an integer", param=name) from None
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be between {low} and {high}", param=name)
-    return value
-
-
 async def get(request: Request) -> Response:
     """A kept response; with `stream=true` its events from the beginning, or after `starting_after`."""
     _, kept = _kept(request)
@@ -144,7 +133,7 @@ async def get(request: Request) -> Response:
         return JSONResponse(kept.response)
     if kept.log is None:
         raise RequestError("only responses made with background: true can be streamed again", param="stream")
-    after = _number(request, "starting_after", -1, -1, 2**53)
+    after = number(request, "starting_after", -1, -1, 2**53)
     return EventStream(kept.log.follow(after), lambda: None)
 
 
@@ -170,11 +159,8 @@ async def delete(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """The items that a kept response answered, with those of the responses before it."""
     _, kept = _kept(request)
-    limit = _number(request, "limit", 20, 1, MAX_PAGE)
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise RequestError("order must be asc or desc", param="order")
-    items = kept.input_items if order == "asc" else kept.input_items[::-1]
+    limit = number(request, "limit", 20, 1, MAX_PAGE)
+    items = kept.input_items if ascending(request) else kept.input_items[::-1]
     after = request.query_params.get("after")
     if after is not None:
         at = next((i for i, item in enumerate(items) if item["id"] == after), None)

@@ -151,11 +151,11 @@ def _check(wanted: ResponsesRequest) -> None:
         raise RequestError("priority must be a 32-bit integer", param="priority")
     if wanted.cache_salt is not None and not 1 <= len(wanted.cache_salt) <= 1024:
         raise RequestError("cache_salt must have 1 to 1024 characters", param="cache_salt")
-    _check_metadata(wanted.metadata or {})
+    check_metadata(wanted.metadata or {})
     check_template_kwargs(wanted.chat_template_kwargs or {})
 
 
-def _check_metadata(metadata: Mapping[str, Any]) -> None:
+def check_metadata(metadata: Mapping[str, Any]) -> None:
     """OpenAI's limits: 16 pairs of strings, 64 and 512 characters."""
     fits = len(metadata) <= 16 and all(
         isinstance(value, str) and len(key) <= 64 and len(value) <= 512 for key, value in metadata.items()
