@@ -133,6 +133,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """Text of the prompt.
@@ -142,6 +143,7 @@ class ChatTemplate:
             add_generation_prompt: End with the opening of the assistant's turn.
             continue_final_message: Leave the last message open, so that the model goes on writing it.
             tools: JSON schemas of functions that the model may call.
+            documents: Texts that the answer may draw on, for templates that show such.
             kwargs: Further variables of the template (`enable_thinking=False`).
 
         Raises:
@@ -161,7 +163,7 @@ class ChatTemplate:
             **kwargs,
             "messages": prepared,
             "tools": list(tools) if tools else None,
-            "documents": None,
+            "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:

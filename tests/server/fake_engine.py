@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -109,6 +109,28 @@ def letters(request: Submitted) -> list[Item]:
             ]
         )
     return batches
+
+
+def says(*texts: str, finish: str = "stop", piece: int = 3) -> Callable[[Submitted], list[Item]]:
+    """Each choice writes one of these texts, some characters (and as many token ids) a delta."""
+
+    def script(request: Submitted) -> list[Item]:
+        items: list[Item] = []
+        for index in range(request.params.n):
+            text = texts[index % len(texts)]
+            pieces = [text[i : i + piece] for i in range(0, len(text), piece)] or [""]
+            for i, part in enumerate(pieces):
+                ids = [97] * len(part)
+                last = finish if i == len(pieces) - 1 else None
+                items.append([FakeDelta(index=index, text=part, token_ids=ids, finish_reason=last)])
+        return items
+
+    return script
+
+
+def one_after_another(*scripts: Callable[[Submitted], list[Item]]) -> Callable[[Submitted], list[Item]]:
+    rest: Iterator[Callable[[Submitted], list[Item]]] = iter(scripts)
+    return lambda request: next(rest)(request)
 
 
 class FakeLLM:

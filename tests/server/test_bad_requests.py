@@ -89,7 +89,7 @@ TABLE: list[tuple[str, dict[str, Any], int, str | None]] = [
         "continue_final_message",
     ),
     (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, 400, "response_format"),
-    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "tools"),
+    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "tools[0].function"),
     (CHAT, {"messages": HI, "tool_choice": "required"}, 400, "tool_choice"),
     (CHAT, {"messages": HI, "structured_outputs": {"choice": ["a"]}}, 400, "structured_outputs"),
     (CHAT, {"messages": HI, "n": 0, "stream": True}, 400, "n"),

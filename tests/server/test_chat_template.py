@@ -32,7 +32,7 @@ def test_special_tokens_and_prompt_flag_reach_the_template() -> None:
 
 def test_extra_variables_reach_the_template_but_reserved_ones_may_not() -> None:
     assert render("{{ style }}", style="plain") == "plain"
-    for name in ("bos_token", "chat_template", "tokenize", "documents"):
+    for name in ("bos_token", "chat_template", "tokenize"):
         with pytest.raises(RequestError, match=name):
             render("x", **{name: "v"})
 
@@ -216,3 +216,55 @@ def test_broken_files_are_errors_of_the_start(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match="not JSON"):
         ChatTemplate.from_folder(tmp_path)
+
+
+def test_documents_and_tools_reach_the_template() -> None:
+    source = "{{ documents[0].text }} {{ tools[0].function.name }}"
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    assert render(source, documents=[{"text": "doc"}], tools=tools) == "doc now"
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"city": "Oslo",  "n": [1]}'}}
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ call.arguments }}", '{"city": "Oslo",  "n": [1]}'),
+        ("{{ 'a' + call.arguments + 'b' }}", 'a{"city": "Oslo",  "n": [1]}b'),
+        ("{{ 'a' ~ call.arguments }}", 'a{"city": "Oslo",  "n": [1]}'),
+        ("{{ call.arguments | string }}", '{"city": "Oslo",  "n": [1]}'),
+        ("{{ call.arguments | tojson }}", '{"city": "Oslo", "n": [1]}'),
+        ("{{ call.arguments.city }}{{ call['arguments']['n'] }}", "Oslo[1]"),
+        (
+            "{% for key, value in call.arguments | items %}{{ key }}={{ value | tojson }};{% endfor %}",
+            'city="Oslo";n=[1];',
+        ),
+        ("{{ call.arguments is mapping }}{{ call.arguments is string }}", "TrueFalse"),
+    ],
+)
+def test_arguments_are_an_object_or_text_as_the_template_wants(source: str, text: str) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    template = "{% set call = messages[1].tool_calls[0].function %}" + source
+    assert ChatTemplate(template, {}).render(messages) == text
+
+
+@pytest.mark.parametrize("arguments", [None, "", "{}", {}])
+def test_calls_without_arguments(arguments: object) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}", {})
+    assert template.render(messages) == (arguments if isinstance(arguments, str) and arguments else "{}")
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "nope", "5", 5, [1]])
+def test_arguments_that_are_no_object(arguments: object) -> None:
+    messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+    with pytest.raises(RequestError, match="JSON object"):
+        ChatTemplate("x", {}).render(messages)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_reasoning_of_earlier_turns(name: str) -> None:
+    source = "{{ messages[0].reasoning_content }}{{ messages[0].reasoning }}{{ messages[0].thinking }}"
+    assert ChatTemplate(source, {}).render([{"role": "assistant", "content": "a", name: "hm "}]) == "hm hm hm "

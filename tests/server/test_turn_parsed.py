@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
-from fake_engine import FakeDelta, FakeLLM, Item, Submitted
+from fake_engine import FakeLLM, one_after_another, says
 
 from octavo.config import ServerConfig
 from octavo.errors import RequestError
@@ -24,28 +22,6 @@ TOOLS = [
 ]
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-
-
-def says(*texts: str, finish: str = "stop", piece: int = 3) -> Callable[[Submitted], list[Item]]:
-    """Each choice writes one of these texts, some characters (and as many token ids) a delta."""
-
-    def script(request: Submitted) -> list[Item]:
-        items: list[Item] = []
-        for index in range(request.params.n):
-            text = texts[index % len(texts)]
-            pieces = [text[i : i + piece] for i in range(0, len(text), piece)] or [""]
-            for i, part in enumerate(pieces):
-                ids = [97] * len(part)
-                last = finish if i == len(pieces) - 1 else None
-                items.append([FakeDelta(index=index, text=part, token_ids=ids, finish_reason=last)])
-        return items
-
-    return script
-
-
-def one_after_another(*scripts: Callable[[Submitted], list[Item]]) -> Callable[[Submitted], list[Item]]:
-    rest: Iterator[Callable[[Submitted], list[Item]]] = iter(scripts)
-    return lambda request: next(rest)(request)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Streamed answers as server-sent events: the bytes of every chunk, built from prepared pieces.
+"""Streamed completions as server-sent events: the bytes of every chunk, built from prepared pieces.
 
 The hot path (plain text of one choice) is one string concatenation and one C call that escapes the text. Text is
 escaped to ASCII, so that no client splits an event at U+2028 or inside a character.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -17,29 +16,6 @@ from octavo.server.generation import Generation
 from octavo.server.schema.sampling import StreamOptions
 
 DONE = "data: [DONE]\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How an endpoint writes a choice: pieces of JSON around the text."""
-
-    object: str
-    opening: str | None
-    """Body of a choice's first chunk, before any text; None for none."""
-    before_text: str
-    after_text: str
-    closing: str
-    """Body of the chunk that carries the finish reason."""
-
-
-CHAT = Shape(
-    object="chat.completion.chunk",
-    opening='"delta":{"role":"assistant","content":""}',
-    before_text='"delta":{"content":',
-    after_text="}",
-    closing='"delta":{}',
-)
-COMPLETION = Shape(object="text_completion", opening=None, before_text='"text":', after_text="", closing='"text":""')
 
 
 class MergedDelta:
@@ -69,8 +45,7 @@ class ChunkWriter:
     """Writes the events of one call.
 
     Args:
-        shape: CHAT or COMPLETION.
-        head: id, created and model of every chunk.
+        id, created, model: Of every chunk.
         options: Whether usage is told.
         logprobs_of: None when none were asked for.
         echo: What each choice starts with; None for nothing.
@@ -79,7 +54,6 @@ class ChunkWriter:
 
     def __init__(
         self,
-        shape: Shape,
         generation: Generation,
         *,
         id: str,
@@ -90,16 +64,17 @@ class ChunkWriter:
         echo: EchoOf | None = None,
         return_token_ids: bool = False,
     ) -> None:
-        self._shape = shape
         self._generation = generation
         self._options = options
         self._logprobs_of = logprobs_of
         self._echo = echo
         self._return_token_ids = return_token_ids
-        head = json.dumps({"id": id, "object": shape.object, "created": created, "model": model}, separators=(",", ":"))
+        head = json.dumps(
+            {"id": id, "object": "text_completion", "created": created, "model": model}, separators=(",", ":")
+        )
         self._head = f'data: {head[:-1]},"choices":['
-        self._text_heads = [self._choice_head(i) + shape.before_text for i in range(generation.num_choices)]
-        self._text_tail = shape.after_text + ',"logprobs":null,"finish_reason":null}]}\n\n'
+        self._text_heads = [self._choice_head(i) + '"text":' for i in range(generation.num_choices)]
+        self._text_tail = ',"logprobs":null,"finish_reason":null}]}\n\n'
         self._opened = [False] * generation.num_choices
         self._plain = logprobs_of is None and not return_token_ids and not options.continuous_usage_stats
 
@@ -136,17 +111,13 @@ class ChunkWriter:
 
     def _open(self, choice: int, delta: Piece) -> str:
         self._opened[choice] = True
-        events = ""
-        if self._shape.opening is not None:
-            events = self._event(choice, self._shape.opening, None, None)
-        if self._echo is not None:
-            text, logprobs = self._echo(choice, delta)
-            body = f"{self._shape.before_text}{encode_basestring_ascii(text)}{self._shape.after_text}"
-            events += self._event(choice, body, logprobs, None)
-        return events
+        if self._echo is None:
+            return ""
+        text, logprobs = self._echo(choice, delta)
+        return self._event(choice, f'"text":{encode_basestring_ascii(text)}', logprobs, None)
 
     def _full(self, choice: int, delta: Piece) -> str:
-        body = f"{self._shape.before_text}{encode_basestring_ascii(delta.text)}{self._shape.after_text}"
+        body = f'"text":{encode_basestring_ascii(delta.text)}'
         logprobs = None
         if self._logprobs_of is not None:
             logprobs = self._logprobs_of(choice, delta)
@@ -155,7 +126,7 @@ class ChunkWriter:
 
     def _close(self, choice: int, delta: Piece) -> str:
         extra = {"stop_reason": delta.stop_reason} if delta.stop_reason is not None else {}
-        return self._event(choice, self._shape.closing, None, delta.finish_reason, extra)
+        return self._event(choice, '"text":""', None, delta.finish_reason, extra)
 
     def _event(
         self, choice: int, body: str, logprobs: Any, finish_reason: str | None, extra: dict[str, Any] | None = None

@@ -10,16 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.sampling_params import SamplingParams
 from octavo.server.body import read_json
-from octavo.server.chunks import CHAT, ChunkWriter, Piece
+from octavo.server.chat_chunks import ChatWriter
 from octavo.server.context import ServerContext
-from octavo.server.full import Choice, Collected, collect
-from octavo.server.generation import Generation, Prompt
+from octavo.server.events import TurnMessage
 from octavo.server.logprobs import chat_entries, prompt_mappings
 from octavo.server.schema.chat import ChatRequest, in_chat_words, parse_chat
 from octavo.server.schema.sampling import StreamOptions
 from octavo.server.sse import ClientGoneError, EventStream, while_connected
+from octavo.server.turn import Turn, collect
 
 
 async def chat(request: Request) -> Response:
@@ -27,27 +26,91 @@ async def chat(request: Request) -> Response:
     context = ServerContext.of(request)
     context.check_ready()
     body, size_bytes = await read_json(request)
-    wanted, params = parse_chat(body, context.facts.default_sampling_params)
+    wanted, turn_request = parse_chat(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
     with in_chat_words(wanted):
-        token_ids = await context.run_text(_encode, context, wanted, size_bytes=size_bytes)
-        generation = Generation(
-            context, [Prompt(token_ids, None)], params, priority=wanted.priority, cache_salt=wanted.cache_salt
-        )
-    call_id = f"chatcmpl-{request.state.request_id}"
+        turn = await Turn.start(context, turn_request, size_bytes=size_bytes)
+    answer = _Answer(context, wanted, turn, f"chatcmpl-{request.state.request_id}", model)
     if wanted.stream:
-        return EventStream(_writer(context, wanted, params, generation, call_id, model).events(), generation.close)
+        return EventStream(answer.writer().sse(), turn.close)
     try:
-        collected = await while_connected(request.receive, collect(generation))
+        messages = await while_connected(request.receive, collect(turn))
     except ClientGoneError:
         return Response(status_code=499)
     finally:
-        generation.close()
-    return _answer(context, wanted, params, generation, collected, call_id, model)
+        turn.close()
+    return Response(json.dumps(answer.whole(messages)), media_type="application/json")
 
 
-def _encode(context: ServerContext, wanted: ChatRequest) -> list[int]:
-    return context.encoder.encode_chat(wanted.messages, **wanted.template_options)
+class _Answer:
+    """Writes the answer of one call."""
+
+    def __init__(self, context: ServerContext, wanted: ChatRequest, turn: Turn, call_id: str, model: str) -> None:
+        self._names = context.token_names
+        self._wanted = wanted
+        self._turn = turn
+        self._id = call_id
+        self._model = model
+        self._created = int(time.time())
+        self._has_logprobs = turn.request.params.logprobs is not None
+        self._echoed = _echoed(wanted)
+
+    def _logprobs(self, rows: Any) -> dict[str, Any]:
+        return {"content": chat_entries(self._names, rows), "refusal": None}
+
+    def writer(self) -> ChatWriter:
+        """Of a streamed answer."""
+        return ChatWriter(
+            self._turn,
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            options=self._wanted.stream_options or StreamOptions(),
+            echoed=self._echoed,
+            logprobs_of=self._logprobs if self._has_logprobs else None,
+        )
+
+    def whole(self, messages: list[TurnMessage]) -> dict[str, Any]:
+        """The answer in one piece."""
+        answer: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._choice(i, message) for i, message in enumerate(messages)],
+            "usage": self._turn.usage(),
+        }
+        if self._wanted.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_mappings(self._names, self._turn.prompt_rows)
+        if self._wanted.return_token_ids:
+            answer["prompt_token_ids"] = self._turn.generation.prompts[0].token_ids
+        return answer
+
+    def _choice(self, index: int, message: TurnMessage) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": self._message(message),
+            "logprobs": self._logprobs(message.rows) if self._has_logprobs else None,
+            "finish_reason": message.finish_reason,
+            "stop_reason": message.stop_reason,
+            **({"token_ids": message.token_ids} if self._wanted.return_token_ids else {}),
+        }
+
+    def _message(self, message: TurnMessage) -> dict[str, Any]:
+        content = self._echoed + message.content
+        out: dict[str, Any] = {
+            "role": "assistant",
+            "content": content if content or not message.tool_calls else None,
+            "refusal": None,
+        }
+        if message.reasoning:
+            out |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
+        if message.tool_calls:
+            out["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.tool_calls
+            ]
+        return out
 
 
 def _echoed(wanted: ChatRequest) -> str:
@@ -55,71 +118,6 @@ def _echoed(wanted: ChatRequest) -> str:
     last = wanted.messages[-1]
     content = last.get("content")
     return content if wanted.echo and last["role"] == "assistant" and isinstance(content, str) else ""
-
-
-def _writer(
-    context: ServerContext,
-    wanted: ChatRequest,
-    params: SamplingParams,
-    generation: Generation,
-    call_id: str,
-    model: str,
-) -> ChunkWriter:
-    def logprobs_of(choice: int, delta: Piece) -> Any:
-        return {"content": chat_entries(context.token_names, delta.logprobs or ()), "refusal": None}
-
-    echoed = _echoed(wanted)
-    return ChunkWriter(
-        CHAT,
-        generation,
-        id=call_id,
-        created=int(time.time()),
-        model=model,
-        options=wanted.stream_options or StreamOptions(),
-        logprobs_of=logprobs_of if params.logprobs is not None else None,
-        echo=(lambda choice, delta: (echoed, None)) if echoed else None,
-        return_token_ids=wanted.return_token_ids,
-    )
-
-
-def _answer(
-    context: ServerContext,
-    wanted: ChatRequest,
-    params: SamplingParams,
-    generation: Generation,
-    collected: Collected,
-    call_id: str,
-    model: str,
-) -> Response:
-    names = context.token_names
-    echoed = _echoed(wanted)
-
-    def choice_object(index: int, choice: Choice) -> dict[str, Any]:
-        content = None
-        if params.logprobs is not None:
-            content = {"content": chat_entries(names, choice.rows), "refusal": None}
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": echoed + choice.text, "refusal": None},
-            "logprobs": content,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-            **({"token_ids": choice.token_ids} if wanted.return_token_ids else {}),
-        }
-
-    answer: dict[str, Any] = {
-        "id": call_id,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [choice_object(i, choice) for i, choice in enumerate(collected.choices)],
-        "usage": generation.usage(),
-    }
-    if wanted.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_mappings(names, collected.prompt_rows.get(0, ()))
-    if wanted.return_token_ids:
-        answer["prompt_token_ids"] = generation.prompts[0].token_ids
-    return Response(json.dumps(answer), media_type="application/json")
 
 
 ROUTES = [Route("/v1/chat/completions", chat, methods=["POST"])]

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.body import read_json
-from octavo.server.chunks import COMPLETION, ChunkWriter, Piece
+from octavo.server.chunks import ChunkWriter, Piece
 from octavo.server.context import ServerContext
 from octavo.server.full import Choice, Collected, collect
 from octavo.server.generation import Generation, Prompt
@@ -112,7 +112,6 @@ class _Answer:
             return prompt.text or "", builders[choice].take()
 
         return ChunkWriter(
-            COMPLETION,
             self._generation,
             id=self._id,
             created=self._created,

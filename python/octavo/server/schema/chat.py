@@ -11,6 +11,7 @@ from typing import Any
 from octavo.chat_template import check_template_kwargs
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
+from octavo.server.events import ToolName, TurnRequest
 from octavo.server.schema.parse import parse
 from octavo.server.schema.refused import refuse_unsupported
 from octavo.server.schema.sampling import CommonRequest, sampling_params
@@ -29,6 +30,13 @@ class ChatRequest(CommonRequest):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = None
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -38,11 +46,12 @@ class ChatRequest(CommonRequest):
             "add_special_tokens": self.add_special_tokens,
             "add_generation_prompt": not self.continue_final_message if opens_turn is None else opens_turn,
             "continue_final_message": self.continue_final_message,
+            **({"documents": self.documents} if self.documents else {}),
             **(self.chat_template_kwargs or {}),
         }
 
 
-def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[ChatRequest, SamplingParams]:
+def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[ChatRequest, TurnRequest]:
     """Check a body. `RequestError` names the field at fault."""
     refuse_unsupported(body)
     request = parse(ChatRequest, body)
@@ -62,7 +71,55 @@ def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Ch
             max_tokens=limits.pop() if limits else None,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
-    return request, params
+    return request, turn_request(request, params)
+
+
+def turn_request(request: ChatRequest, params: SamplingParams) -> TurnRequest:
+    """What a body asks of a turn. `RequestError` for a tool choice that is none."""
+    tools, choice = choose_tools(request.tools or [], request.tool_choice)
+    return TurnRequest(
+        messages=request.messages,
+        params=params,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning_effort=request.reasoning_effort,
+        thinking_budget=request.thinking_token_budget,
+        include_reasoning=request.include_reasoning,
+        template_options=request.template_options,
+        return_token_ids=request.return_token_ids,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def choose_tools(
+    tools: list[dict[str, Any]], choice: str | dict[str, Any] | None
+) -> tuple[list[dict[str, Any]], str | ToolName]:
+    """The tools that may be called, and how, in the forms of `tool_choice`: none, auto, required, a function, or
+    allowed_tools. Without tools "auto" means none."""
+    if choice is None or isinstance(choice, str):
+        return tools, choice or "auto"
+    kind = choice.get("type")
+    body = choice.get(str(kind))
+    if kind == "function" and isinstance(body, dict) and isinstance(body.get("name"), str):
+        return tools, ToolName(body["name"])
+    if kind == "allowed_tools" and isinstance(body, dict) and isinstance(body.get("tools"), list):
+        names = {_function_name(tool) for tool in body["tools"]}
+        allowed = [tool for tool in tools if _function_name(tool) in names]
+        if len(allowed) < len(names):
+            raise RequestError("tool_choice.allowed_tools names a function that is not in tools", param="tool_choice")
+        return allowed, str(body.get("mode", "auto"))
+    raise RequestError(
+        'tool_choice must be none, auto, required, or {"type": "function", "function": {"name": …}}',
+        param="tool_choice",
+    )
+
+
+def _function_name(tool: object) -> str | None:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 @contextmanager
