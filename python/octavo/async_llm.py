@@ -200,6 +200,10 @@ class AsyncLLM:
             return await asyncio.to_thread(self._encoder.encode, text)
         return self._encoder.encode(text)
 
+    def kill_engine(self) -> None:
+        """End an engine that hangs: its requests fail, and it is replaced like one that died."""
+        self._client.kill()
+
     async def abort(self, request_id: str) -> bool:
         """End a request; its iterator ends with finish reason "abort". False when no such request runs."""
         return self._client.connection.abort(request_id)

@@ -222,6 +222,11 @@ class ServerConfig:
     max_engine_restarts: int = option(
         3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0
     )
+    engine_timeout_s: float = option(
+        300.0,
+        "Seconds without a sign of life after which an engine with calls in flight is killed and replaced; 0: never.",
+        low=0,
+    )
     log_level: str = option("info", "Least severe messages shown.", choices=("debug", "info", "warning", "error"))
     log_format: str = option(
         "text", "Log lines as text, or as JSON with request id and tenant.", choices=("text", "json")

@@ -25,9 +25,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def url(model: Path) -> Iterator[str]:
+def server(model: Path) -> Iterator[ServerProcess]:
     with ServerProcess("--model", str(model), *FLAGS, *ROOMY) as server:
-        yield server.wait_ready()
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def url(server: ServerProcess) -> str:
+    return server.url
 
 
 @pytest.fixture(scope="session")

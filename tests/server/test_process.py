@@ -302,3 +302,18 @@ def test_an_engine_that_keeps_dying_ends_the_server(model: Path) -> None:
         code, log = server.end()
     assert code == 1
     assert "the engine is dead" in log
+
+
+def test_a_frozen_engine_is_replaced(model: Path) -> None:
+    with serve(model, "--fake-step-ms", "20", "--engine-timeout-s", "1") as server:
+        url = server.wait_ready()
+        lines = stream_lines(url, max_tokens=500)
+        next(lines)
+        pid = server.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGSTOP)
+        last = json.loads(list(lines)[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "engine_dead"
+        while (answer := httpx.post(f"{url}/v1/completions", json={"prompt": "y", "max_tokens": 2})).status_code != 200:
+            assert answer.status_code == 503
+        assert not Path(f"/proc/{child}").exists()

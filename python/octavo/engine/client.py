@@ -126,6 +126,11 @@ class EngineClient:
         if not self._closing:
             self._set_state("ready")
 
+    def kill(self) -> None:
+        """End the process now; unless this client is closing, it is replaced."""
+        if self._handle is not None:
+            self._handle.kill()
+
     def _on_lost(self, handle: EngineHandle) -> None:
         """The frame socket has ended: if its process lives on, it is of no use."""
         if not self._closing:

@@ -49,6 +49,11 @@ class Pulse:
         await asyncio.wait({self._ping}, timeout=PATIENCE_S)
         return time.monotonic() - self._last_s < SILENCE_S
 
+    @property
+    def silence_s(self) -> float:
+        """Since the last proof of life; 0 when none was asked for yet."""
+        return time.monotonic() - self._last_s if self._last_s else 0.0
+
     async def stats(self) -> Mapping[str, float]:
         """The engine's numbers: asked for now, or those of the newest frame when it is in the middle of a step."""
         if self._llm.state in ("ready", "draining"):

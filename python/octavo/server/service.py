@@ -159,12 +159,22 @@ class Service:
                 log.error("the engine is dead and is not started again: the server ends")
                 return 1
             await asyncio.wait({stopping}, timeout=ENGINE_CHECK_S)
+            await self._end_frozen_engine()
         timeout_s = self._context.settings.drain_timeout_s
         log.info("shutting down: %d calls in flight get up to %g s", len(self._context.live), timeout_s)
         cut = await self._context.drain(timeout_s)
         if cut:
             log.warning("%d calls were cut after %g s (--drain-timeout-s)", cut, timeout_s)
         return 0
+
+    async def _end_frozen_engine(self) -> None:
+        """An engine that hangs with calls in flight is as good as dead."""
+        limit_s, pulse = self._config.engine_timeout_s, self._context.pulse
+        if limit_s and self._context.live and self._llm.state == "ready":
+            await pulse.beats()
+            if pulse.silence_s > limit_s:
+                log.error("the engine has been silent for %.1f s (--engine-timeout-s): it is killed", pulse.silence_s)
+                self._llm.kill_engine()
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         await self._context.drain(0)
