@@ -20,6 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.target import has_dependent_launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def invariant_product(x_mk: Tensor, weight_nk: Tensor, bias_n: Tensor | None, dt
     """y [m, n] in `dtype`, on CUDA; k is a multiple of 8."""
     x_mk = x_mk.contiguous()
     y_mn = torch.empty(x_mk.shape[0], weight_nk.shape[0], dtype=dtype, device=x_mk.device)
-    has_tma = torch.version.hip is None and torch.cuda.get_device_capability(x_mk.device) >= (9, 0)
+    has_tma = has_dependent_launches(x_mk.device)  # both from sm_90
     if only_compiling():
         for rows in kinds_of_rows(x_mk.element_size()):
             x = x_mk[:1].expand(rows, -1)

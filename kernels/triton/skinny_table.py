@@ -32,7 +32,8 @@ class Gemv:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """See ring_gemm.py. `swap`: W is the left operand, so that rows may be fewer than the tensor core's 64."""
+    """See ring_gemm.py. `swap`: W is the left operand, so that rows may be fewer than the tensor core's 64. `behind`: 1
+    begins a slot's products before those of the last are done, for one slot less that is being filled."""
 
     block_m: int
     block_n: int
@@ -41,6 +42,7 @@ class Ring:
     stages: int
     swap: bool
     warps: int
+    behind: int = 0
 
     def shared_bytes(self, op: str, item_bytes: int = 2) -> int:
         """Of the ring; barriers come on top."""
