@@ -246,3 +246,12 @@ def test_buckets_pay_debts_off(clock: Clock) -> None:
     assert bucket.level == 1
     clock.now_s += 1000
     assert bucket.level == 60
+
+
+def test_the_readmes_example_is_one(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    file = tmp_path / "keys.toml"
+    file.write_text(readme.split("```toml\n", 1)[1].split("```", 1)[0])
+    spec = read_keys_file(file)["research"]
+    assert spec.hashes()[1] == hashlib.sha256(b"test").digest()
+    assert None not in (spec.requests_per_minute, spec.tokens_per_minute, spec.max_concurrent, spec.max_tokens)
