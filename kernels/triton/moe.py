@@ -275,9 +275,13 @@ def _gemm(
     """One product; `is_scaled` None: the second."""
     tma = has_tma(weight.device)
     flat = weight.view(-1, k)
+
+    def operand(matrix: Tensor, rows: int, *, by_tma: bool) -> Any:
+        return TensorDescriptor(matrix, list(matrix.shape), [k, 1], [rows, tile.block_k]) if by_tma else matrix
+
     args: dict[str, Any] = {
-        "x_rk": x_rk,
-        "weight": TensorDescriptor(flat, list(flat.shape), [k, 1], [tile.block_n, tile.block_k]) if tma else flat,
+        "x_rk": operand(x_rk, tile.block_m, by_tma=tma and is_scaled is None),
+        "weight": operand(flat, tile.block_n, by_tma=tma),
         "pair_s": routing.pair_s,
         "expert_t": routing.expert_t,
         "scale_m": routing.scale_m,
