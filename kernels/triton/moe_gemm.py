@@ -3,8 +3,8 @@
 The first product gathers its rows by index and applies the gated activation, the second weighs its rows and scatters
 them by pair; the sum adds a row's pairs in the order of its choices, so no result depends on which program came first.
 Weights, and the second product's rows, are read by the tensor memory accelerator where there is one (TMA), by pointers
-elsewhere; tiles that hold no pair end at once, so only chosen experts are read. What is read before the wait and changes
-from layer to layer is read past the L1 cache, which may hold it from a kernel before. Launches: moe.py.
+elsewhere; tiles that hold no pair end at once, so only chosen experts are read. What is read before the wait and
+changes from layer to layer is read past the L1 cache, which may hold it from a kernel before. Launches: moe.py.
 
 Shape suffixes: r rows of the input, s places, f flat pairs, t tiles, m rows, n output features, k input features; as
 the tile's own axes: m places, n output features.
@@ -65,7 +65,7 @@ def expert_gemm(
     MATRICES: tl.constexpr = 2 if GATED else 1
     first_row = expert * (MATRICES * N) + n0
     source = (tl.where(is_real, pair, 0) // TOP_K) if GATED else s
-    X_TMA: tl.constexpr = TMA and not GATED  # places follow each other; what those without a pair hold stays in their row
+    X_TMA: tl.constexpr = TMA and not GATED  # places follow each other; those without a pair keep what they hold
     if not X_TMA:
         k = tl.arange(0, BLOCK_K)
         x_rows = x_rk + source.to(tl.int64)[:, None] * K + k[None, :]
@@ -74,10 +74,7 @@ def expert_gemm(
     acc = tl.zeros([R, C], tl.float32)
     up = tl.zeros([R, C], tl.float32)
     for k0 in range(0, K, BLOCK_K):
-        if X_TMA:
-            x = x_rk.load([tile * BLOCK_M, k0])
-        else:
-            x = tl.load(x_rows + k0, mask=is_real[:, None], other=0.0)
+        x = x_rk.load([tile * BLOCK_M, k0]) if X_TMA else tl.load(x_rows + k0, mask=is_real[:, None], other=0.0)
         w = load_weights(weight, first_row, k0, BLOCK_N, K, BLOCK_K, TMA)
         if SWAP_AB:
             acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
