@@ -10,6 +10,7 @@ Shape suffixes: m rows, n output features, k input features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -20,7 +21,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.target import has_dependent_launches
+from octavo.kernels.triton.skinny_linear import ResidualStream, SkinnyLinear, store
+from octavo.kernels.triton.skinny_table import MAX_ROWS, Ring, bucket_for, choose
+from octavo.kernels.triton.target import capability, has_dependent_launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ TILES: Final[tuple[tuple[int, Tile], ...]] = (
 SINGLE: Final = Tile(32, 32, 2, 4, False)
 """Of 4-byte numbers, at full precision."""
 BLOCK_K: Final = 64
+LARGE_N: Final = 1 << 16
+"""Matrices of more rows are heads to the ring's table."""
 GROUP_M: Final = 8
 """Tiles of rows whose programs run side by side: they share what they read of W."""
 
@@ -148,20 +153,45 @@ def invariant_launch(x_mk: Tensor, weight_nk: Tensor, bias_n: Tensor | None, y_m
     return Launch(invariant_kernel, (programs,), args, constants, tile.warps, tile.stages)
 
 
+def ring_config(num_rows: int, n: int, k: int) -> Ring | None:
+    """How the ring multiplies so many rows with a matrix [n, k] in bf16, in one accumulator as the kernel here does (a
+    device's test compares them bit by bit); None where it can't."""
+    if num_rows > MAX_ROWS:
+        return None
+    config = choose("head" if n > LARGE_N else "qkv", n, k, bucket_for(max(2, num_rows)))
+    return config if isinstance(config, Ring) and config.split_k == 1 else None
+
+
+def product_launch(x_mk: Tensor, weight_nk: Tensor, bias_n: Tensor | None, y_mn: Tensor) -> Launch:
+    """The product as a launch, on CUDA: by the ring on Hopper where it can, which begins to load W sooner."""
+    num_rows, k = x_mk.shape
+    is_hopper = capability(x_mk.device)[0] == 9 and x_mk.dtype == weight_nk.dtype == torch.bfloat16
+    config = ring_config(num_rows, weight_nk.shape[0], k) if is_hopper else None
+    if config is None:
+        return invariant_launch(x_mk, weight_nk, bias_n, y_mn, tma=has_dependent_launches(x_mk.device))
+    linear = SkinnyLinear("qkv", weight_nk, bias_n, {bucket_for(num_rows): config})
+    return store(linear, x_mk, y_mn, ResidualStream(y_mn, y_mn, _no_squares(x_mk.device)))
+
+
+@cache
+def _no_squares(device: torch.device) -> Tensor:
+    """What stands for the sums of squares that the ring does not read here."""
+    return torch.zeros(1, dtype=torch.float32, device=device)
+
+
 def invariant_product(x_mk: Tensor, weight_nk: Tensor, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
     """y [m, n] in `dtype`, on CUDA; k is a multiple of 8."""
     x_mk = x_mk.contiguous()
     y_mn = torch.empty(x_mk.shape[0], weight_nk.shape[0], dtype=dtype, device=x_mk.device)
-    has_tma = has_dependent_launches(x_mk.device)  # both from sm_90
+    pdl = has_dependent_launches(x_mk.device)
     if only_compiling():
         for rows in kinds_of_rows(x_mk.element_size()):
-            x = x_mk[:1].expand(rows, -1)
-            invariant_launch(x, weight_nk, bias_n, y_mn, tma=has_tma).warm_up(pdl=has_tma)
+            product_launch(x_mk[:1].expand(rows, -1), weight_nk, bias_n, y_mn[:1].expand(rows, -1)).warm_up(pdl=pdl)
     elif x_mk.shape[0]:
-        invariant_launch(x_mk, weight_nk, bias_n, y_mn, tma=has_tma).run(pdl=has_tma)
+        product_launch(x_mk, weight_nk, bias_n, y_mn).run(pdl=pdl)
     return y_mn
 
 
 def kinds_of_rows(item_bytes: int) -> list[int]:
-    """Numbers of rows, one for every tile."""
+    """Numbers of rows, one for every tile (and every bucket of the ring)."""
     return [1] if item_bytes == 4 else [1, *(most + 1 for most, _ in TILES[:-1])]

@@ -14,7 +14,7 @@ from sm90_compile import compile_launch
 from octavo import envs
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError, ModelError
-from octavo.kernels.triton.invariant_gemm import invariant_launch, kinds_of_rows
+from octavo.kernels.triton.invariant_gemm import invariant_launch, kinds_of_rows, ring_config
 from octavo.layers.invariant import INVARIANT, invariant_logits
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.decoder import Decoder
@@ -51,6 +51,18 @@ def test_products_compile_for_sm90(rows: int, out: torch.dtype) -> None:
     assert compiled.spill_bytes == 0
     assert compiled.num_wgmma > 0
     assert compiled.num_mma == 0, "sums of wgmma and mma.sync differ"
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (28672, 4096), (4096, 14336), (151936, 1024), (1536, 576)])
+def test_the_ring_does_not_split_sums(n: int, k: int) -> None:
+    for rows in (1, 2, 17, 64, 128):
+        config = ring_config(rows, n, k)
+        assert config is not None
+        assert config.split_k == 1
+        assert config.block_m >= rows
+        assert config.fits("qkv", n, k)
+    assert ring_config(129, n, k) is None
+    assert ring_config(8, n, 1000) is None
 
 
 def small_config(**changes: Any) -> NormalConfig:
