@@ -174,7 +174,16 @@ def _apply(message: dict[str, Any], event: Event) -> None:
     elif kind == "content_block_stop":
         block = message["content"][-1]
         if block["type"] == "tool_use":
-            block["input"] = json.loads(block.pop("partial_json", "") or "{}")
+            block["input"] = _object(block.pop("partial_json", ""))
     elif kind == "message_delta":
         message.update(event["delta"])
         message["usage"] = event["usage"]
+
+
+def _object(text: str) -> dict[str, Any]:
+    """A call's arguments; a call that was cut short (the stop reason says so) has none."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
