@@ -28,10 +28,12 @@ def gather_last_rows(
     kv_len_r: Tensor,
     out: SampledInputs,
     *,
-    count: int,
+    count: int | Tensor,
     null_slot: int,
 ) -> None:
-    """Fill `out`: the first `count` rows from the step's, the others with any hidden state, the null slot, and 1."""
+    """Fill `out`: the first `count` rows from the step's, the others with any hidden state, the null slot, and 1.
+    `count` may be int32 [1] on the device."""
+    count = int(count)
     size = out.slot_s.shape[0]
     token_s = torch.zeros(size, dtype=torch.int64, device=hidden_tm.device)
     token_s[:count] = query_start_r[1 : count + 1] - 1

@@ -15,14 +15,16 @@ from octavo.kernels.triton.handles import launch
 
 @triton.jit(
     do_not_specialize=["count", "null_slot"],
-    do_not_specialize_on_alignment=["start_ptr", "slot_ptr", "length_ptr"],
+    do_not_specialize_on_alignment=["start_ptr", "slot_ptr", "length_ptr", "count_ptr"],
 )
 def last_row_kernel(
-    hidden_ptr, start_ptr, slot_ptr, length_ptr, out_hidden_ptr, out_slot_ptr, out_position_ptr, count, null_slot,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    hidden_ptr, start_ptr, slot_ptr, length_ptr, count_ptr, out_hidden_ptr, out_slot_ptr, out_position_ptr,
+    count, null_slot, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """One sampled row."""
+    """One sampled row. COUNTED: how many there are is on the device."""
     row = tl.program_id(0)
+    if COUNTED:
+        count = tl.load(count_ptr)
     is_real = row < count
     token = tl.load(start_ptr + row + 1, mask=is_real, other=1).to(tl.int64) - 1
     column_m = tl.arange(0, BLOCK)
@@ -39,15 +41,17 @@ def gather_last_rows(
     kv_len_r: Tensor,
     out: SampledInputs,
     *,
-    count: int,
+    count: int | Tensor,
     null_slot: int,
 ) -> None:
     """As `kernels.reference.last_rows.gather_last_rows`; everything is contiguous."""
+    is_counted = isinstance(count, Tensor)
+    counter, number = (count, 0) if is_counted else (slot_r, count)
     size, width = out.hidden_sm.shape
     launch(
         last_row_kernel,
         (size, 1, 1),
-        (hidden_tm, query_start_r, slot_r, kv_len_r, *out, count, null_slot),
-        {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)},
+        (hidden_tm, query_start_r, slot_r, kv_len_r, counter, *out, number, null_slot),
+        {"WIDTH": width, "BLOCK": triton.next_power_of_2(width), "COUNTED": is_counted},
         num_warps=4,
     )

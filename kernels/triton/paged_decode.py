@@ -84,24 +84,31 @@ def split_range(
     return first, low, high, tl.cdiv(tiles, share)
 
 
-@triton.jit(do_not_specialize=["window", "table_stride"], do_not_specialize_on_alignment=["slot_ptr", "length_ptr"])
+ROW_ARRAYS = ["slot_ptr", "length_ptr", "rows_ptr"]
+
+
+@triton.jit(do_not_specialize=["window", "table_stride"], do_not_specialize_on_alignment=ROW_ARRAYS)
 def decode_kernel(
-    q_ptr, cache_ptr, table_ptr, slot_ptr, length_ptr, out_ptr, part_ptr, stat_ptr,
+    q_ptr, cache_ptr, table_ptr, slot_ptr, length_ptr, rows_ptr, out_ptr, part_ptr, stat_ptr,
     scale, cap, window, table_stride,
     q_stride: tl.constexpr, block_stride: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """One share of one row and KV head. Writes the output if the row needs one split, else unscaled sums to `part`
-    [r, KV_HEADS, SPLITS, GROUP_PAD, DIM_PAD] and (greatest, sum) to `stat` [r, KV_HEADS, SPLITS, 2, GROUP_PAD]."""
+    [r, KV_HEADS, SPLITS, GROUP_PAD, DIM_PAD] and (greatest, sum) to `stat` [r, KV_HEADS, SPLITS, 2, GROUP_PAD].
+    COUNTED: how many rows there are is on the device."""
     head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2)
     length = tl.load(length_ptr + row)
     table_row = table_ptr + tl.load(slot_ptr + row).to(tl.int64) * table_stride
     first, low, high, used = split_range(length, window, split, SPLITS, LEAST, TILE, WINDOWED)
-    if (split == 0) | (low < high):
+    is_wanted = (split == 0) | (low < high)
+    if COUNTED:
+        is_wanted = is_wanted & (row < tl.load(rows_ptr))
+    if is_wanted:
         group_g = tl.arange(0, GROUP_PAD)
         dim_d = tl.arange(0, DIM_PAD)
         in_group = group_g < GROUP
@@ -149,16 +156,18 @@ def decode_kernel(
             tl.store(stat_ptr + share * 2 + GROUP_PAD + group_g, sum_g)
 
 
-@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["length_ptr"])
+@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=ROW_ARRAYS)
 def reduce_kernel(
-    out_ptr, length_ptr, part_ptr, stat_ptr, window,
+    out_ptr, length_ptr, rows_ptr, part_ptr, stat_ptr, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    TILE: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, WINDOWED: tl.constexpr,
+    TILE: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, WINDOWED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """Combine the shares of one row and query head, if the row used more than one split."""
     row = tl.program_id(0)
     query_head = tl.program_id(1)
     _, _, _, used = split_range(tl.load(length_ptr + row), window, 0, SPLITS, LEAST, TILE, WINDOWED)
+    if COUNTED:
+        used = tl.where(row < tl.load(rows_ptr), used, 0)
     if used > 1:
         split_s = tl.arange(0, SPLITS)
         dim_d = tl.arange(0, DIM_PAD)
@@ -215,8 +224,10 @@ def paged_decode(
     scale: float,
     window: int,
     soft_cap: float,
+    num_rows_1: Tensor | None = None,
 ) -> None:
-    """Attention of rows [0, num_rows), whose tokens are the first num_rows of q, into `out_rhd`.
+    """Attention of rows [0, num_rows), whose tokens are the first num_rows of q, into `out_rhd`; with `num_rows_1`
+    (int32 [1]), of as many rows as it says, which are not more.
 
     kv_cache [num_blocks, 2, kv heads, block_size, head dim] is contiguous; q's tokens may lie apart. `part` and `stat`
     are fp32 of `plan.scratch_sizes`, contents of no meaning. Reads nothing beyond a row's length.
@@ -241,8 +252,10 @@ def paged_decode(
         **splits,
         "CAPPED": soft_cap > 0,
         "PRECISION": "ieee" if kv_cache.dtype == torch.float32 else "tf32",
+        "COUNTED": num_rows_1 is not None,
     }
-    args = (q_rhd, kv_cache, block_table_sb, row_slot_r, kv_len_r, out_rhd, part, stat)
+    count = kv_len_r if num_rows_1 is None else num_rows_1
+    args = (q_rhd, kv_cache, block_table_sb, row_slot_r, kv_len_r, count, out_rhd, part, stat)
     launch(
         decode_kernel,
         (kv_heads, plan.splits, num_rows),
@@ -252,5 +265,6 @@ def paged_decode(
         num_stages=plan.config.num_stages,
     )
     if plan.splits > 1:
-        shares = (out_rhd, kv_len_r, part, stat, window)
-        launch(reduce_kernel, (num_rows, q_rhd.shape[1], 1), shares, heads | splits, num_warps=2)
+        shares = (out_rhd, kv_len_r, count, part, stat, window)
+        combined = heads | splits | {"COUNTED": num_rows_1 is not None}
+        launch(reduce_kernel, (num_rows, q_rhd.shape[1], 1), shares, combined, num_warps=2)

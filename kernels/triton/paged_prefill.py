@@ -100,21 +100,24 @@ def walk(
 
 @triton.jit(
     do_not_specialize=["first_row", "num_tiles", "window", "table_stride"],
-    do_not_specialize_on_alignment=["slot_ptr", "start_ptr", "length_ptr"],
+    do_not_specialize_on_alignment=["slot_ptr", "start_ptr", "length_ptr", "first_ptr"],
 )
 def prefill_kernel(
-    q_ptr, cache_ptr, table_ptr, slot_ptr, start_ptr, length_ptr, out_ptr,
+    q_ptr, cache_ptr, table_ptr, slot_ptr, start_ptr, length_ptr, first_ptr, out_ptr,
     scale, cap, window, first_row, num_tiles, table_stride,
     q_stride: tl.constexpr, block_stride: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS pairs of a row: pair i is query i // GROUP, head kv_head * GROUP + i % GROUP."""
+    """ROWS pairs of a row: pair i is query i // GROUP, head kv_head * GROUP + i % GROUP. COUNTED: the first row's
+    number is on the device."""
     # The last tiles see the most keys: those of all heads go first, or the row's end would wait for the last head's.
     head = tl.program_id(0) % KV_HEADS
     rank = tl.program_id(0) // KV_HEADS
     row = first_row + rank // num_tiles
+    if COUNTED:
+        row = tl.load(first_ptr) + rank // num_tiles
     start = tl.load(start_ptr + row)
     queries = tl.load(start_ptr + row + 1) - start
     pair_tile = tl.cdiv(queries * GROUP, ROWS) - 1 - rank % num_tiles
@@ -181,8 +184,10 @@ def paged_prefill(
     scale: float,
     window: int,
     soft_cap: float,
+    first_row_1: Tensor | None = None,
 ) -> None:
-    """Attention of rows [first_row, num_rows), of at most `max_query_len` queries each, into `out_thd`.
+    """Attention of rows [first_row, num_rows), of at most `max_query_len` queries each, into `out_thd`; with
+    `first_row_1` (int32 [1]), of as many rows from that one on, of which those without queries are skipped.
 
     kv_cache [num_blocks, 2, kv heads, block_size, head dim] is contiguous; q's tokens may lie apart. Reads nothing
     beyond a row's length.
@@ -194,7 +199,8 @@ def paged_prefill(
     config = choose_config(dim_pad, kv_cache.element_size())
     factor, cap = score_factors(scale, soft_cap)
     num_tiles = triton.cdiv(max_query_len * group, config.rows)
-    args = (q_thd, kv_cache, block_table_sb, row_slot_r, query_start_r, kv_len_r, out_thd)
+    first = query_start_r if first_row_1 is None else first_row_1
+    args = (q_thd, kv_cache, block_table_sb, row_slot_r, query_start_r, kv_len_r, first, out_thd)
     numbers = (factor, cap, window, first_row, num_tiles, block_table_sb.stride(0))
     constants = {
         "q_stride": q_thd.stride(0),
@@ -209,6 +215,7 @@ def paged_prefill(
         "WINDOWED": window > 0,
         "CAPPED": soft_cap > 0,
         "PRECISION": "tf32x3" if kv_cache.dtype == torch.float32 else "tf32",
+        "COUNTED": first_row_1 is not None,
     }
     launch(
         prefill_kernel,

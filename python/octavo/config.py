@@ -160,6 +160,12 @@ class ExecutionConfig:
     )
     enforce_eager: bool = option(False, "No CUDA graphs.")
     cuda_graph_sizes: list[int] = option([], "Row counts to capture; default 1, 2, 4, 8, 16, ... up to max_num_seqs.")
+    prompt_graph_tokens: int | None = option(
+        None,
+        "Tokens of the largest step with prompts that runs as a CUDA graph; default 2048 (at most a quarter of "
+        "max_num_batched_tokens), 0: none.",
+        low=0,
+    )
     cpu_threads: int | None = option(
         None, "Threads of CPU execution; default: the physical cores this process may use.", low=1
     )

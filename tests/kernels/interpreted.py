@@ -95,6 +95,29 @@ def test_padding_rows_are_harmless() -> None:
     assert torch.equal(padded.kv_cache[0][1:].nan_to_num(7), alone.kv_cache[0][1:].nan_to_num(7))
 
 
+@pytest.mark.parametrize("rows", [MIXED, [(1, 20), (1, 130)], [(7, 7), (33, 90)]], ids=["mixed", "decode", "prompts"])
+def test_counts_may_be_known_to_the_device_only(rows: list[tuple[int, int]]) -> None:
+    """More rows and tokens than there are, as a captured graph has them: the others' places get zeros."""
+    step = make_step(rows, block_size=64)
+    alone, bounded = step.clone_ctx(), step.clone_ctx()
+    backend = TritonAttention()
+    backend.prepare(alone)
+    want = backend.attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, alone)
+    count, tokens, padding = len(rows), alone.num_tokens, torch.zeros(9, 4, 64)
+    bounded.num_decode_rows_1 = torch.tensor([alone.num_decode_rows], dtype=torch.int32)
+    bounded.num_rows, bounded.num_decode_rows, bounded.num_tokens = 9, 4, tokens + 9
+    bounded.row_slot_r = torch.cat([alone.row_slot_r, alone.row_slot_r.new_zeros(9 - count)])
+    bounded.kv_len_r = torch.cat([alone.kv_len_r, alone.kv_len_r.new_ones(9 - count)])
+    bounded.query_start_r = torch.cat([alone.query_start_r, alone.query_start_r.new_full((9 - count,), tokens)])
+    bounded.slot_mapping_t = torch.cat([alone.slot_mapping_t, alone.slot_mapping_t.new_zeros(9)])
+    bounded.max_query_len, bounded.max_kv_len = tokens + 9, 4096
+    backend.prepare(bounded)
+    q, k, v = (torch.cat([x, padding[:, : x.shape[1]]]) for x in (step.q_thd, step.k_tgd, step.v_tgd))
+    got = backend.attend(step.spec, q, k, v, bounded)
+    torch.testing.assert_close(got[:tokens], want, rtol=0, atol=1e-6)
+    assert not got[tokens:].any()
+
+
 def test_tokens_of_no_row_get_zeros() -> None:
     step = make_step([(5, 9)])
     q = torch.cat([step.q_thd, step.q_thd])
@@ -147,6 +170,10 @@ def test_gather_last_rows(count: int, size: int) -> None:
         )
         module.gather_last_rows(hidden, starts, slots, lengths, out, count=count, null_slot=77)
         results.append(out)
+        again = reference_last_rows.SampledInputs(*(torch.full_like(part, 5) for part in out))
+        on_device = torch.tensor([count], dtype=torch.int32)
+        module.gather_last_rows(hidden, starts, slots, lengths, again, count=on_device, null_slot=77)
+        assert all(one.equal(other) for one, other in zip(out, again, strict=True))
     got, want = results
     assert got.hidden_sm[:count].equal(hidden[starts[1 : count + 1].long() - 1])
     assert got.slot_s.tolist() == [*slots[:count].tolist(), *[77] * (size - count)]

@@ -24,6 +24,7 @@ class HandLayout:
 
     def __post_init__(self) -> None:
         sizes = {
+            "header": 16,
             "row_slot": self.max_rows,
             "query_start": self.max_rows + 1,
             "kv_len": self.max_rows,
@@ -149,6 +150,7 @@ class HandCore:
         plan.needs_logprobs = any("logprobs" in sequence.params for sequence, _ in rows)
         if prompt_top >= 0:
             plan.prompt_logprob_rows = self._prompt_rows(rows, prompt_top)
+        array[layout.header + 2 : layout.header + 4] = plan.num_decode_rows, plan.num_sampled
         return plan
 
     def _put_row(self, plan: HandPlan, array: npt.NDArray[np.int32], sequence: HandSequence, count: int) -> None:

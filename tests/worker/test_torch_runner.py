@@ -12,6 +12,7 @@ import torch
 from hand_core import HandCore, HandPlan, HandSequence
 
 from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.mixed_graphs import MixedGraphs
 from octavo.worker.runner import TorchRunner
 
 Make = Callable[..., TorchRunner]
@@ -166,6 +167,43 @@ def test_a_larger_graph_serves_until_the_right_one_is_wanted_again() -> None:
     assert graphs.choose(1, 300) == (1, 4096)
     assert graphs.choose(1, 5000) == (8, 10_000)
     assert graphs.choose(7, 4096) == (8, 4096)
+
+
+class Everything:
+    """Captures whatever is asked for, by running it."""
+
+    def __init__(self) -> None:
+        self.wishes = 0
+
+    def wants(self, key: object) -> bool:
+        self.wishes += 1
+        return self.wishes > 1
+
+    def capture(self, forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return forward
+
+
+def plan_of(decodes: int, prompts: int, tokens: int) -> Any:
+    return HandPlan(0, 0, num_rows=decodes + prompts, num_decode_rows=decodes, num_tokens=tokens)
+
+
+def test_steps_with_prompts_find_the_least_graph_on_second_sight() -> None:
+    graphs = MixedGraphs(Everything(), [1, 8, 16, 64, 100], max_tokens=512, max_model_len=1000)
+    assert graphs.choose(plan_of(3, 1, 100)) is None, "seen for the first time"
+    kind = graphs.choose(plan_of(3, 1, 100))
+    assert kind is not None
+    assert (kind.num_rows, kind.num_decode_rows, kind.num_tokens) == (16, 8, 128)
+    graphs.run(kind, lambda: torch.zeros(1))
+    assert graphs.choose(plan_of(8, 8, 128)) is kind
+    more_rows, more_tokens = graphs.choose(plan_of(9, 1, 128)), graphs.choose(plan_of(8, 8, 129))
+    assert more_rows is not None
+    assert (more_rows.num_rows, more_rows.num_tokens) == (64, 128)
+    assert more_tokens is not None
+    assert (more_tokens.num_rows, more_tokens.num_tokens) == (16, 192)
+    assert graphs.choose(plan_of(92, 8, 110)) is not None
+    for too_large in ((93, 1, 120), (3, 9, 100), (3, 1, 513)):
+        assert graphs.choose(plan_of(*too_large)) is None
+    assert kind not in list(graphs.missing())
 
 
 @pytest.mark.parametrize("chunks", [[11], [4, 5, 2], [1] * 11])

@@ -21,7 +21,9 @@ SCRIPT = """
 import json, sys
 from octavo import LLM, SamplingParams
 from octavo.worker import runner
+from octavo.worker import step_kinds
 from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.mixed_graphs import MixedGraphs
 
 class StandIn(DecodeGraphs):
     '''What a device would capture and replay, run each time, padding and all.'''
@@ -38,23 +40,42 @@ class StandIn(DecodeGraphs):
         self._graphs[size, bound] = None
         return forward()
 
+    def wants(self, key):
+        return True
+
     def run_sampling(self, key, sample):
         StandIn.keys.append((key[0], key[2]))
         sample()
 
+class Mixed(MixedGraphs):
+    ran = []
+
+    def __init__(self, captures, sizes, max_tokens, max_model_len):
+        super().__init__(captures, [3, 4], 16, max_model_len)
+
+    def run(self, kind, forward):
+        Mixed.ran.append(kind)
+        self._graphs[kind] = None
+        return forward()
+
+step_kinds.GRAPH_TOKENS = (6, 16)
+runner.MixedGraphs = Mixed
 runner.DecodeGraphs = StandIn
 runner.torch.cuda.synchronize = lambda: None
 prompts, options, drawing = json.loads(sys.argv[1])
 with LLM(**options) as llm:
     chores = list(llm._loop.runner.chores)
     ahead = set(StandIn.keys)
+    assert {kind.num_tokens for kind in Mixed.ran} == {6, 16}
     StandIn.keys.clear()
+    Mixed.ran.clear()
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
     greedy = len(StandIn.keys), len(set(StandIn.keys))
     assert chores and set(StandIn.keys) <= ahead, "idle time leaves nothing for greedy steps to capture"
     drawn = llm.generate(prompts, [SamplingParams(seed=seed, **drawing) for seed in range(3)])
     sampled = len(StandIn.keys) - greedy[0], len(set(StandIn.keys)) - greedy[1]
 tokens = [[output.outputs[0].token_ids for output in both] for both in (outputs, drawn)]
+assert len(Mixed.ran) >= 3, Mixed.ran
 print(json.dumps([*tokens, greedy, sampled]))
 """
 

@@ -61,6 +61,9 @@ class ForwardContext:
     max_query_len: int
     max_kv_len: int
     """On the host, an upper bound under CUDA graphs."""
+    num_decode_rows_1: Tensor | None = None
+    """[1], if only the device knows how many rows decode: `num_decode_rows` is then the most there can be, rows
+    without tokens may follow the last one, and at most `num_rows - num_decode_rows` rows have more than one token."""
     scratch: dict[str, Tensor] = field(default_factory=dict)
     """What a backend computed in `prepare` for all layers of the step."""
 

@@ -35,10 +35,15 @@ class TritonAttention:
     def attend_cached(self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
         """See `AttentionBackend.attend_cached`. A token's heads are dense in q; tokens may lie apart."""
         cache = ctx.kv_cache[spec.layer]
-        out_thd = torch.empty(q_thd.shape, dtype=q_thd.dtype, device=q_thd.device)
+        counted = ctx.num_decode_rows_1 is not None
+        make = torch.zeros if counted else torch.empty  # who knows which tokens have a row
+        out_thd = make(q_thd.shape, dtype=q_thd.dtype, device=q_thd.device)
         if q_thd.shape[0] > ctx.num_tokens:
             out_thd[ctx.num_tokens :].zero_()
         decodes = ctx.num_decode_rows
+        if self._deterministic and counted:
+            self._prefill(spec, q_thd, cache, ctx, out_thd, rows=(0, ctx.num_rows), max_query_len=ctx.max_query_len)
+            return out_thd
         if decodes and self._deterministic:
             self._prefill(spec, q_thd, cache, ctx, out_thd, rows=(0, decodes), max_query_len=1)
         elif decodes:
@@ -73,6 +78,7 @@ class TritonAttention:
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            first_row_1=ctx.num_decode_rows_1 if rows[0] else None,
         )
 
     def _decode(self, spec: AttentionSpec, q_thd: Tensor, cache: Tensor, ctx: ForwardContext, out_thd: Tensor) -> None:
@@ -93,6 +99,7 @@ class TritonAttention:
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            num_rows_1=ctx.num_decode_rows_1,
         )
 
 

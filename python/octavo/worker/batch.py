@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from octavo.sampling.logprobs import TokenLogprobs
 
 
+DECODE_ROWS, SAMPLED_ROWS = 2, 3
+"""Places in the arena's header (rust/core/src/arena.rs)."""
+
+
 def host_buffers(num_ints: int, count: int, device: torch.device) -> list[Tensor]:
     """int32 host tensors, pinned for CUDA so that copies don't wait."""
     return [torch.zeros(num_ints, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(count)]
@@ -63,10 +67,19 @@ class StepArenas:
         array[layout.token_id + first : layout.token_id + num_rows] = 0
         array[layout.position + first : layout.position + num_rows] = 0
 
+    def pad_empty(self, arena: int, first: int, num_rows: int, num_tokens: int) -> None:
+        """Fill rows [first, num_rows) after a step's `num_tokens` tokens: rows of the null slot without tokens."""
+        layout, array = self.layout, self.host_arrays[arena]
+        array[layout.row_slot + first : layout.row_slot + num_rows] = self._null_slot
+        array[layout.query_start + first : layout.query_start + num_rows + 1] = num_tokens
+        array[layout.kv_len + first : layout.kv_len + num_rows] = 1
+
     def fill_null_rows(self, arena: int, num_rows: int, length: int) -> None:
         """Make a step of `num_rows` rows of the null slot, `length` tokens each: a trial of the largest sizes."""
         layout, array = self.layout, self.host_arrays[arena]
         self.pad(arena, 0, num_rows)
+        array[layout.header + DECODE_ROWS] = num_rows if length == 1 else 0
+        array[layout.header + SAMPLED_ROWS] = num_rows
         array[layout.query_start : layout.query_start + num_rows + 1] = np.arange(num_rows + 1) * length
         array[layout.kv_len : layout.kv_len + num_rows] = length
         array[layout.token_id : layout.token_id + num_rows * length] = 0
@@ -88,6 +101,11 @@ class StepArenas:
             token_id_t=arena.narrow(0, layout.token_id, num_tokens),
             position_t=arena.narrow(0, layout.position, num_tokens),
         )
+
+    def counts(self, arena: Tensor) -> tuple[Tensor, Tensor]:
+        """How many rows decode, and how many are sampled: [1] each, from the header."""
+        header = self.layout.header
+        return arena.narrow(0, header + DECODE_ROWS, 1), arena.narrow(0, header + SAMPLED_ROWS, 1)
 
     def updates(self, arena: Tensor, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Block updates [u, 3] (slot, index, block) and block copies [c, 2] (source, destination)."""

@@ -37,7 +37,7 @@ from octavo.worker.memory import rows_at_a_time
 from octavo.worker.resolve import Limits, limits_of, resolve_config, resolve_quantization
 from octavo.worker.slots import Slots
 from octavo.worker.step_kernels import StepKernels
-from octavo.worker.step_kinds import StepKind, decode_kinds, mixed_kinds
+from octavo.worker.step_kinds import StepKind, decode_kinds, graph_kinds, mixed_kinds
 
 META = torch.device("meta")
 NUM_BYTES = 2
@@ -89,8 +89,9 @@ class MetaSteps:
             max_model_len=max_model_len,
             decode_kernels=config.execution.decode_kernels,
             quantization=quantization,
+            deterministic=config.execution.deterministic,
         )
-        model.set_attention_backend(make_backend("triton"))
+        model.set_attention_backend(make_backend("triton", deterministic=config.execution.deterministic))
         kv_cache = [
             torch.empty(2, 2, spec.num_kv_heads, limits.block_size, spec.head_dim, dtype=dtype, device=META)
             for spec in model.attention_specs
@@ -122,6 +123,7 @@ class MetaSteps:
             num_tokens=kind.num_tokens,
             max_query_len=kind.max_query_len,
             max_kv_len=kind.max_kv_len,
+            num_decode_rows_1=ints(1) if kind.is_counted else None,
         )
         hidden_tm = self.model.forward(tokens.token_id_t, tokens.position_t, ctx)
         fixed = SampledInputs(
@@ -129,7 +131,8 @@ class MetaSteps:
             ints(kind.num_rows),
             ints(kind.num_rows),
         )
-        self.kernels.gather_last_rows(hidden_tm, arrays, fixed, kind.num_rows, self.slots.null_slot)
+        count = ints(1) if kind.is_counted else kind.num_rows
+        self.kernels.gather_last_rows(hidden_tm, arrays, fixed, count, self.slots.null_slot)
         self.model.logits(fixed.hidden_sm)
 
     def update_tables(self) -> None:
@@ -199,6 +202,8 @@ def rounds_of_jobs(order: Order) -> Iterator[list[Job]]:
         sampler.warm_up()
         yield collector.take()
         for kind in decode_kinds(sizes, max_model_len):
+            steps.run(kind)
+        for kind in graph_kinds(sizes, order.config.execution.prompt_graph_tokens or 0, max_model_len):
             steps.run(kind)
     yield collector.take()
 

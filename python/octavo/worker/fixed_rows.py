@@ -29,9 +29,14 @@ class FixedRows:
             torch.zeros(max_rows, dtype=torch.int32, device=device),
         )
 
-    def fill(self, hidden_tm: Tensor, arrays: StepArrays, count: int, size: int) -> tuple[Tensor, StepArrays]:
-        """(hidden states [size, m], arrays whose slots and lengths are those of the rows): the last tokens of the
-        step's first `count` rows, then padding."""
+    def fill(self, hidden_tm: Tensor, arrays: StepArrays, count: int | Tensor, size: int) -> tuple[Tensor, StepArrays]:
+        """`rows` of the step: the last tokens of its first `count` rows (int32 [1] where the device knows), then
+        padding."""
         inputs = SampledInputs(*(part[:size] for part in self._inputs))
         self._kernels.gather_last_rows(hidden_tm, arrays, inputs, count, self._null_slot)
+        return self.rows(arrays, size)
+
+    def rows(self, arrays: StepArrays, size: int) -> tuple[Tensor, StepArrays]:
+        """(hidden states [size, m], arrays whose slots and lengths are those of the rows), as they were filled."""
+        inputs = SampledInputs(*(part[:size] for part in self._inputs))
         return inputs.hidden_sm, replace(arrays, row_slot_r=inputs.slot_s, kv_len_r=inputs.position_s)

@@ -32,8 +32,8 @@ class DecodeGraphs:
     def __init__(self, sizes: Sequence[int], max_model_len: int) -> None:
         self._sizes = sorted(sizes)
         self._bounds = context_bounds(max_model_len)
-        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._sampling: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], Callable[[], Tensor]] = {}
+        self._sampling: dict[Hashable, Callable[[], None]] = {}
         self._wanted: Counter[Hashable] = Counter()
         self._pool = torch.cuda.graph_pool_handle() if sizes else None
         self._stream: torch.cuda.Stream | None = torch.cuda.Stream() if sizes else None  # type: ignore[no-untyped-call]
@@ -56,10 +56,14 @@ class DecodeGraphs:
         best = size, self.bound_for(max_kv_len)
         if self.has(*best):
             return best
-        self._wanted[best] += 1
-        if self._wanted[best] >= PATIENCE:
+        if self.wants(best):
             return best
         return min((key for key in self._graphs if key[0] >= best[0] and key[1] >= best[1]), default=best)
+
+    def wants(self, key: Hashable) -> bool:
+        """Count a wish for a graph; whether there were enough."""
+        self._wanted[key] += 1
+        return self._wanted[key] >= PATIENCE
 
     def has(self, size: int, bound: int) -> bool:
         """Whether `run` will replay a graph."""
@@ -80,29 +84,27 @@ class DecodeGraphs:
         `forward` must read and write the same memory whenever it is called for this size and bound. At the first call
         it is run, then captured for the calls after.
         """
-        captured = self._graphs.get((size, bound))
-        if captured is None:
-            result = forward()
-            self._graphs[size, bound] = self._capture(forward)
-            return result
-        graph, output = captured
-        graph.replay()
-        return output
+        replay = self._graphs.get((size, bound))
+        if replay is not None:
+            return replay()
+        result = forward()
+        self._graphs[size, bound] = self.capture(forward)
+        return result
 
     def run_sampling(self, key: Hashable, sample: Callable[[], None]) -> None:
         """Run the graph of a way of sampling. `sample` must do the same to the same memory whenever it is called for
         this key. It is run as it is until the key has come often enough to be captured."""
-        graph = self._sampling.get(key)
-        if graph is not None:
-            graph.replay()
+        replay = self._sampling.get(key)
+        if replay is not None:
+            replay()
             return
         sample()
-        self._wanted[key] += 1
-        if self._wanted[key] >= PATIENCE and len(self._sampling) < MAX_SAMPLING_GRAPHS:
-            self._sampling[key], _ = self._capture(sample)
+        if self.wants(key) and len(self._sampling) < MAX_SAMPLING_GRAPHS:
+            self._sampling[key] = self.capture(sample)
 
-    def _capture(self, forward: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """Unlike `torch.cuda.graph`, this does not wait for the device, nor collect garbage: steps are in flight."""
+    def capture(self, forward: Callable[[], Result]) -> Callable[[], Result]:
+        """What replays `forward` and gives what it gave, refilled. Unlike `torch.cuda.graph`, this neither waits for
+        the device nor collects garbage: steps are in flight."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -110,7 +112,12 @@ class DecodeGraphs:
                 output = forward()
             finally:
                 graph.capture_end()
-        return graph, output
+
+        def replay() -> Result:
+            graph.replay()
+            return output
+
+        return replay
 
     def close(self) -> None:
         """Free the graphs' memory."""

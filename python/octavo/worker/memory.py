@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.worker.device import DeviceFacts, check_backend, find_device
-from octavo.worker.resolve import Limits, limits_of, resolve_config, resolve_quantization
+from octavo.worker.resolve import Limits, limits_of, resolve_config, resolve_quantization, with_fewer_tokens
+from octavo.worker.step_kinds import MAX_MIXED_GRAPHS, graph_kinds
 
 if TYPE_CHECKING:
     from octavo.models.config import NormalConfig
@@ -140,13 +141,14 @@ def usage_of(config: EngineConfig, model: NormalConfig, device: DeviceFacts, wei
         per_token += max(model.intermediate_size, model.hidden_size, query) + 4  # rows in 8 bits
     chunk_rows = rows_at_a_time(device, model.vocab_size, max_num_seqs)
     counts_and_masks = 6 * (max_num_seqs + 1) * model.vocab_size
-    sizes = config.execution.cuda_graph_sizes
+    sizes, graph_tokens = config.execution.cuda_graph_sizes, config.execution.prompt_graph_tokens or 0
+    num_mixed = min(MAX_MIXED_GRAPHS, len(graph_kinds(sizes, graph_tokens, model.max_position_embeddings)))
     return Usage(
         weight_bytes=weight_bytes,
         activation_bytes=limits.max_num_batched_tokens * per_token
         + expert_bytes(model, limits.max_num_batched_tokens, item),
         sampling_bytes=chunk_rows * model.vocab_size * LOGIT_BYTES + counts_and_masks,
-        graph_bytes=len(sizes) * GRAPHS_A_SIZE * GRAPH_BYTES,
+        graph_bytes=(len(sizes) * GRAPHS_A_SIZE + num_mixed) * GRAPH_BYTES + graph_tokens * per_token,
     )
 
 
@@ -241,7 +243,7 @@ def _weights_do_not_fit(
     """ConfigError that names each single change with which weights, activations and a least cache fit."""
     usable, need_bytes = usable_bytes(config, device), usage.total + least_kv_bytes
     ways = _larger_share(device, need_bytes)
-    fewer = replace(config, scheduler=replace(config.scheduler, max_num_batched_tokens=FEW_TOKENS))
+    fewer = with_fewer_tokens(config, FEW_TOKENS)
     fewer_bytes = usage_of(fewer, model, device, usage.weight_bytes).total + least_kv_bytes
     if fewer_bytes <= usable:
         ways.append(f"--max-num-batched-tokens {FEW_TOKENS}")

@@ -21,6 +21,9 @@ DEFAULTS = {
 }
 BACKENDS = {"cpu": "cpu", "cuda": "triton"}
 """The attention backend that "auto" takes; as `octavo.attention.base.default_backend`, without torch."""
+MAX_PROMPT_GRAPH_TOKENS = 2048
+GRAPH_SHARE = 4
+"""Steps with prompts of a graph have at most so large a part of the tokens of the largest step."""
 GRAPH_BACKENDS = frozenset({"triton"})
 """Backends that can run in a CUDA graph."""
 
@@ -80,6 +83,7 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
         decode_kernels=decode_kernels,
         enforce_eager=eager,
         cuda_graph_sizes=[] if eager else sizes,
+        prompt_graph_tokens=0 if eager else prompt_graph_tokens(config),
         cpu_threads=config.execution.cpu_threads or device.num_cores,
     )
     model = replace(
@@ -102,6 +106,25 @@ def _check_deterministic(config: EngineConfig, device: DeviceFacts, backend: str
             "--deterministic contradicts --decode-kernels fused, whose sums depend on the number of rows: use auto",
             "decode_kernels",
         )
+
+
+def prompt_graph_tokens(config: EngineConfig) -> int:
+    """As asked for, or few enough that the memory which graphs keep is a small part of what the largest step takes."""
+    asked = config.execution.prompt_graph_tokens
+    most = config.scheduler.max_num_batched_tokens or DEFAULTS["cuda"]["max_num_batched_tokens"]
+    if asked is not None and asked > most:
+        raise ConfigError(f"--prompt-graph-tokens {asked}: a step has at most {most} tokens", "prompt_graph_tokens")
+    return min(MAX_PROMPT_GRAPH_TOKENS, most // GRAPH_SHARE) if asked is None else asked
+
+
+def with_fewer_tokens(config: EngineConfig, max_num_batched_tokens: int) -> EngineConfig:
+    """A resolved config as it would be with smaller steps."""
+    graph_tokens = min(config.execution.prompt_graph_tokens or 0, max_num_batched_tokens // GRAPH_SHARE)
+    return replace(
+        config,
+        scheduler=replace(config.scheduler, max_num_batched_tokens=max_num_batched_tokens),
+        execution=replace(config.execution, prompt_graph_tokens=graph_tokens),
+    )
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:

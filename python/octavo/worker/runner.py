@@ -33,9 +33,10 @@ from octavo.worker.graphs import PATIENCE, DecodeGraphs
 from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
+from octavo.worker.mixed_graphs import MixedGraphs
 from octavo.worker.slots import Slots
 from octavo.worker.step_kernels import StepKernels
-from octavo.worker.step_kinds import mixed_kinds
+from octavo.worker.step_kinds import StepKind, mixed_kinds
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
@@ -50,6 +51,8 @@ class Launched:
     arrays: StepArrays
     graph_rows: int = 0
     """Rows, padding included, of a decode step that a graph replayed: its tensors stay where they are. Else 0."""
+    is_fixed: bool = False
+    """`FixedRows` holds the rows that are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,11 @@ class TorchRunner:
             device=device,
             max_fused_rows=self._chunk_rows if self.config.execution.attention_backend == "triton" else 0,
         )
-        self._graphs = DecodeGraphs(self.config.execution.cuda_graph_sizes, plan.max_model_len)
+        execution = self.config.execution
+        self._graphs = DecodeGraphs(execution.cuda_graph_sizes, plan.max_model_len)
+        self._mixed_graphs = MixedGraphs(
+            self._graphs, execution.cuda_graph_sizes, execution.prompt_graph_tokens or 0, plan.max_model_len
+        )
 
     @torch.inference_mode()
     def attach(self, core: Core) -> None:
@@ -165,7 +172,7 @@ class TorchRunner:
         length = min(limits.max_num_batched_tokens, self.plan.max_model_len)
         num_rows = min(limits.max_num_batched_tokens // length, limits.max_num_seqs)
         arenas.fill_null_rows(0, num_rows, length)
-        hidden_tm = self._forward(arenas.upload(0), num_rows, 0, num_rows * length, length, length).hidden_tm
+        hidden_tm = self._forward(arenas.upload(0), StepKind(num_rows, 0, num_rows * length, length, length)).hidden_tm
         self._model.logits(hidden_tm[: min(limits.max_num_seqs, self._chunk_rows)])
         for num_rows in self.config.execution.cuda_graph_sizes[-1:]:
             arenas.fill_null_rows(0, num_rows, 1)
@@ -179,6 +186,17 @@ class TorchRunner:
         for size, bound in self._graphs.missing():
             self._capture_step(size, bound)
             yield f"graph of {size} rows, context {bound}"
+        for kind in self._mixed_graphs.missing():
+            self._capture_mixed(kind)
+            yield f"graph of {kind.num_tokens} tokens, {kind.num_rows} rows"
+
+    @torch.inference_mode()
+    def _capture_mixed(self, kind: StepKind) -> None:
+        count = kind.num_decode_rows
+        self._arenas.fill_null_rows(0, count, 1)
+        self._arenas.pad_empty(0, count, kind.num_rows, count)
+        self._mixed(self._arenas.upload(0), kind)
+        torch.cuda.synchronize()
 
     @torch.inference_mode()
     def _capture_step(self, size: int, bound: int) -> None:
@@ -206,9 +224,7 @@ class TorchRunner:
         arena = self._arenas.upload(0)
         with compile_only:
             for kind in kinds:
-                self._forward(
-                    arena, kind.num_rows, kind.num_decode_rows, kind.num_tokens, kind.max_query_len, kind.max_kv_len
-                )
+                self._forward(arena, kind)
         torch.cuda.synchronize()
         self._progress("kernels", 1.0)
 
@@ -217,23 +233,25 @@ class TorchRunner:
         """See `Runner.launch`."""
         only_decodes = plan.num_rows == plan.num_decode_rows
         graph = self._graphs.choose(plan.num_rows, plan.max_kv_len) if only_decodes else None
+        mixed = None if only_decodes else self._mixed_graphs.choose(plan)
         if graph is not None:
             self._arenas.pad(plan.arena, plan.num_rows, graph[0])
+        if mixed is not None:
+            self._arenas.pad_empty(plan.arena, plan.num_rows, mixed.num_rows, plan.num_tokens)
         arena = self._arenas.upload(plan.arena)
         update_u3, copy_c2 = self._arenas.updates(arena, plan)
         self._kernels.apply_updates(self._slots.block_table_sb, update_u3, self._kv_cache, copy_c2)
         if graph is not None:
             self._launched = self._decode(arena, *graph)
+        elif mixed is not None:
+            self._launched = self._mixed(arena, mixed)
         else:
-            self._launched = self._forward(
-                arena, plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len
-            )
+            kind = StepKind(plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len)
+            self._launched = self._forward(arena, kind)
 
-    def _forward(
-        self, arena: Tensor, num_rows: int, num_decode_rows: int, num_tokens: int, max_query_len: int, max_kv_len: int
-    ) -> Launched:
+    def _forward(self, arena: Tensor, kind: StepKind) -> Launched:
         """Run rows of any kind as they are."""
-        arrays = self._arenas.arrays(arena, num_rows, num_tokens)
+        arrays = self._arenas.arrays(arena, kind.num_rows, kind.num_tokens)
         tokens = self._kernels.prepare(arrays, self._slots)
         ctx = ForwardContext(
             kv_cache=self._kv_cache,
@@ -244,11 +262,12 @@ class TorchRunner:
             position_t=tokens.position_t,
             slot_mapping_t=tokens.slot_mapping_t,
             block_size=self._limits.block_size,
-            num_rows=num_rows,
-            num_decode_rows=num_decode_rows,
-            num_tokens=num_tokens,
-            max_query_len=max_query_len,
-            max_kv_len=max_kv_len,
+            num_rows=kind.num_rows,
+            num_decode_rows=kind.num_decode_rows,
+            num_tokens=kind.num_tokens,
+            max_query_len=kind.max_query_len,
+            max_kv_len=kind.max_kv_len,
+            num_decode_rows_1=self._arenas.counts(arena)[0] if kind.is_counted else None,
         )
         self._backend.prepare(ctx)
         return Launched(self._model.forward(tokens.token_id_t, tokens.position_t, ctx), arrays)
@@ -257,8 +276,20 @@ class TorchRunner:
         """Run `size` decode rows, padding included, with contexts up to `bound`, through their graph. The arena has one
         address and `prepare` makes its tensors inside the graph, so a replay reads the step's own values."""
         graph_rows = size if self._graphs.has(size, bound) else 0
-        hidden_tm = self._graphs.run(size, bound, lambda: self._forward(arena, size, size, size, 1, bound).hidden_tm)
+        kind = StepKind(size, size, size, 1, bound)
+        hidden_tm = self._graphs.run(size, bound, lambda: self._forward(arena, kind).hidden_tm)
         return Launched(hidden_tm, self._arenas.arrays(arena, size, size), graph_rows)
+
+    def _mixed(self, arena: Tensor, kind: StepKind) -> Launched:
+        """Run a step with prompts through the graph of its kind, which leaves the rows to sample in `FixedRows`."""
+
+        def forward() -> Tensor:
+            launched = self._forward(arena, kind)
+            _, num_sampled_1 = self._arenas.counts(arena)
+            return self._fixed_rows.fill(launched.hidden_tm, launched.arrays, num_sampled_1, kind.num_rows)[0]
+
+        hidden_sm = self._mixed_graphs.run(kind, forward)
+        return Launched(hidden_sm, self._arenas.arrays(arena, kind.num_rows, kind.num_tokens), is_fixed=True)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan) -> None:
@@ -282,8 +313,13 @@ class TorchRunner:
         if size and count == plan.num_rows and work.capture_key is not None:
             self._sample_by_graph(size, hidden_tm[:size], arrays, plan.arena, host_slots, work)
         elif size_after is not None and plan.num_rows != plan.num_decode_rows and work.capture_key is not None:
-            hidden_sm, fixed = self._fixed_rows.fill(hidden_tm, arrays, count, size_after)
+            if not launched.is_fixed:
+                self._fixed_rows.fill(hidden_tm, arrays, count, size_after)
+            hidden_sm, fixed = self._fixed_rows.rows(arrays, size_after)
             self._sample_by_graph(size_after, hidden_sm, fixed, plan.arena, host_slots, work)
+        elif launched.is_fixed:
+            hidden_sm, fixed = self._fixed_rows.rows(arrays, count)
+            self._choose_tokens(plan.arena, hidden_sm, fixed, host_slots, work)
         elif plan.num_rows == plan.num_decode_rows:
             self._choose_tokens(plan.arena, hidden_tm[:count], arrays, host_slots, work)
         else:
@@ -340,6 +376,7 @@ class TorchRunner:
         """See `Runner.close`."""
         if self._build is not None:
             self._build.close()
+        self._mixed_graphs.close()
         self._graphs.close()
         self._kv_cache.clear()
         if self._device.type == "cuda":

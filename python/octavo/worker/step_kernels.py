@@ -47,7 +47,7 @@ class StepKernels:
         return compiling()
 
     def gather_last_rows(
-        self, hidden_tm: Tensor, arrays: StepArrays, out: SampledInputs, count: int, null_slot: int
+        self, hidden_tm: Tensor, arrays: StepArrays, out: SampledInputs, count: int | Tensor, null_slot: int
     ) -> None:
         """Hidden state of the last token, slot and length of the step's first `count` rows; null rows after them."""
         self._gather(

@@ -14,6 +14,16 @@ MIXED_ROWS = 129
 """Rows of a mixed step past which kernels are the same: attention splits no more than 128 decode rows."""
 
 
+GRAPH_TOKENS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+"""Tokens that graphs of steps with prompts are captured for."""
+MAX_MIXED_GRAPHS = 40
+"""Steps of further kinds run kernel by kernel."""
+PROMPT_ROWS = 8
+"""Rows with more than one token in such a step, at most."""
+LEAST_ROWS = (16, 48, 128, 256)
+"""Such a step's rows, at least."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepKind:
     """As the fields of a plan of that name."""
@@ -23,6 +33,8 @@ class StepKind:
     num_tokens: int
     max_query_len: int
     max_kv_len: int
+    is_counted: bool = False
+    """All numbers are bounds; the device knows those of a step."""
 
 
 def context_bounds(max_model_len: int) -> list[int]:
@@ -38,6 +50,20 @@ def mixed_kinds(max_rows: int, max_model_len: int) -> list[StepKind]:
     kinds = [StepKind(count + 1, count, count + 1, 1, bound) for bound in bounds for count in counts]
     prompts = [StepKind(count, 0, count, max_model_len, max_model_len) for count in (1, most)]
     return [*prompts, *kinds]
+
+
+def graph_kinds(row_sizes: Sequence[int], max_tokens: int, max_model_len: int) -> list[StepKind]:
+    """Steps with prompts that graphs are captured for: few rows first, then few tokens first. Some of their rows, from
+    one to `PROMPT_ROWS`, are for prompts. (Sampling follows in the graphs of `row_sizes`, so that is what they have.)
+    """
+    sizes = sorted(row_sizes)
+    classes = sorted({next((size for size in sizes if size >= least), sizes[-1]) for least in LEAST_ROWS if sizes})
+    kinds = []
+    for num_rows in (size for size in classes if size > 1):
+        num_decode_rows = num_rows - min(PROMPT_ROWS, num_rows // 2)
+        for num_tokens in (size for size in GRAPH_TOKENS if num_rows <= size <= max_tokens):
+            kinds.append(StepKind(num_rows, num_decode_rows, num_tokens, num_tokens, max_model_len, is_counted=True))
+    return kinds
 
 
 def decode_kinds(sizes: Sequence[int], max_model_len: int) -> list[StepKind]:
