@@ -25,6 +25,15 @@ pub struct Activations {
 }
 
 impl Activations {
+    /// No rows: what float products are given.
+    pub(crate) const NONE: Activations = Activations {
+        num_rows: 0,
+        width: 0,
+        quants: Lines::EMPTY,
+        scales: Lines::EMPTY,
+        sums: Lines::EMPTY,
+    };
+
     /// Rows of quantized numbers, `[num_rows, width]`, zero at first.
     pub fn new(num_rows: usize, width: usize) -> Activations {
         let mut new = Activations::default();

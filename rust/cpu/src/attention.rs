@@ -282,9 +282,9 @@ unsafe fn run_avx2<E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scrat
 fn select<E: Element>(isa: Isa) -> Run {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => run_avx512::<E>,
+        Isa::Avx512Vnni | Isa::Avx512 => run_avx512::<E>,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => run_avx2::<E>,
+        Isa::AvxVnni | Isa::Avx2 => run_avx2::<E>,
         _ => run::<Portable, E>,
     }
 }

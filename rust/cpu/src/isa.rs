@@ -5,8 +5,12 @@ use std::sync::OnceLock;
 /// A family of instructions that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// As `Avx512`, with VNNI's products of bytes.
+    Avx512Vnni,
     /// AVX-512 F, BW, VL, DQ with FMA and F16C.
     Avx512,
+    /// As `Avx2`, with VNNI's products of bytes.
+    AvxVnni,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// What the compiler makes of plain Rust.
@@ -16,7 +20,9 @@ pub enum Isa {
 impl Isa {
     pub fn name(self) -> &'static str {
         match self {
+            Isa::Avx512Vnni => "avx512vnni",
             Isa::Avx512 => "avx512",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx2 => "avx2",
             Isa::Portable => "portable",
         }
@@ -36,8 +42,14 @@ impl Isa {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq");
+                if avx2 && avx512 && is_x86_feature_detected!("avx512vnni") {
+                    found.push(Isa::Avx512Vnni);
+                }
                 if avx2 && avx512 {
                     found.push(Isa::Avx512);
+                }
+                if avx2 && is_x86_feature_detected!("avxvnni") {
+                    found.push(Isa::AvxVnni);
                 }
                 if avx2 {
                     found.push(Isa::Avx2);

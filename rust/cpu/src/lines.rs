@@ -16,6 +16,8 @@ pub struct Lines {
 unsafe impl Sync for Lines {}
 
 impl Lines {
+    pub const EMPTY: Lines = Lines { lines: Vec::new() };
+
     pub fn zeroed(num_bytes: usize) -> Lines {
         let mut lines = Lines::default();
         lines.grow(num_bytes);

@@ -8,7 +8,7 @@
 use super::super::matrix::format::{Format, GROUP};
 
 /// Bits of a format's numbers.
-pub fn bits(format: Format) -> usize {
+pub const fn bits(format: Format) -> usize {
     match format {
         Format::Q4_0 | Format::Q4_1 | Format::Q4K => 4,
         Format::Q5K => 5,

@@ -4,13 +4,16 @@
 //! Integer formats multiply int8 activations (activations.rs) exactly in integers and add the blocks up in f32; float
 //! formats are widened and everything is f32.
 
-mod compute;
+mod float;
 pub mod format;
+pub(crate) mod integer;
 mod pack;
+pub(crate) mod product;
 
 use std::ops::Range;
 
 use crate::activations::{Activations, BLOCK};
+use crate::dispatch;
 use crate::isa::Isa;
 use crate::lines::Lines;
 use crate::pool::{Team, ThreadPool, share};
@@ -25,7 +28,7 @@ pub struct Matrix {
     format: Format,
     n: usize,
     k: usize,
-    isa: Isa,
+    run: product::Run,
     /// Packed numbers of a group, bytes.
     stride: usize,
     numbers: Lines,
@@ -94,7 +97,7 @@ impl Matrix {
     #[must_use]
     pub fn with_isa(mut self, isa: Isa) -> Matrix {
         if Isa::available().contains(&isa) {
-            self.isa = isa;
+            self.run = dispatch::product(self.format, isa);
         }
         self
     }
@@ -104,15 +107,15 @@ impl Matrix {
         let units = self.n.div_ceil(UNIT);
         let (index, threads) = (team.index(), team.num_threads());
         // With few units for many threads, threads also share out the input's rows.
-        let across = if units >= 4 * threads || num_rows < 2 * compute::ROWS {
+        let across = if units >= 4 * threads || num_rows < 2 * product::ROWS {
             1
         } else {
             (2..=threads)
                 .rev()
-                .find(|&a| threads.is_multiple_of(a) && num_rows >= a * compute::ROWS)
+                .find(|&a| threads.is_multiple_of(a) && num_rows >= a * product::ROWS)
                 .unwrap_or(1)
         };
-        let rows = share(num_rows, compute::ROWS, index % across, across);
+        let rows = share(num_rows, product::ROWS, index % across, across);
         (rows, share(self.n, UNIT, index / across, threads / across))
     }
 
@@ -130,7 +133,7 @@ impl Matrix {
             return;
         }
         // SAFETY: sizes are checked; the caller's promise.
-        unsafe { compute::run(self, input, output, rows, columns) };
+        unsafe { product::run(self, input, output, rows, columns) };
     }
 
     /// The product of `x` `[rows, k]` on all threads of a pool, into `out` `[rows, n]`: for tests and lone products.

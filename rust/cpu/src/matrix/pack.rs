@@ -2,6 +2,7 @@
 
 use super::Matrix;
 use super::format::{Format, GROUP};
+use crate::dispatch;
 use crate::element::{Bf16, Element, F16};
 use crate::error::KernelError;
 use crate::formats::{gguf, planes, scales};
@@ -84,7 +85,7 @@ impl Matrix {
             format,
             n,
             k,
-            isa: Isa::best(),
+            run: dispatch::product(format, Isa::best()),
             stride,
             numbers: Lines::zeroed(groups * stride),
             scale_stride,

@@ -1,0 +1,139 @@
+//! Each weight format's product beside what the machine can do: `cargo run --release -p octavo-cpu --example kernels`
+//! (`-- --isa avx2 --threads 1 --rows 1,32`).
+//!
+//! One row: bytes of weights a second against the read bandwidth (weights larger than the caches, read in turn). Many
+//! rows: multiply-adds a second against the peak rate.
+
+use std::time::Instant;
+
+use octavo_cpu::limits::{Limits, measure};
+use octavo_cpu::{Activations, Format, Input, Isa, Matrix, Output, Shared, ThreadPool};
+
+/// (n, k): those of SmolLM2-135M, and a large one.
+const SHAPES: [(usize, usize); 5] = [
+    (576, 576),
+    (1536, 576),
+    (576, 1536),
+    (49152, 576),
+    (4096, 4096),
+];
+/// Weights of one row are spread over as many bytes of matrices, so that they come from memory.
+const SPREAD_BYTES: usize = 192 << 20;
+const SECONDS: f64 = 0.15;
+
+fn option(name: &str) -> Option<String> {
+    let mut args = std::env::args();
+    args.find(|arg| arg == name).and_then(|_| args.next())
+}
+
+fn main() {
+    let number = |text: String| text.parse().expect("a number");
+    let num_threads = option("--threads").map_or_else(
+        || std::thread::available_parallelism().map_or(1, usize::from),
+        number,
+    );
+    let rows: Vec<usize> = option("--rows")
+        .unwrap_or("1,32,512".to_owned())
+        .split(',')
+        .map(|text| number(text.to_owned()))
+        .collect();
+    let isa = option("--isa").map_or(Isa::best(), |name| {
+        let known = Isa::available().iter().find(|isa| isa.name() == name);
+        *known.expect("instructions of this machine")
+    });
+    let formats: Vec<Format> = option("--formats").map_or(Format::ALL.to_vec(), |names| {
+        names
+            .split(',')
+            .map(|name| name.parse().expect("a format"))
+            .collect()
+    });
+    let pool = ThreadPool::new(num_threads);
+    let limits = measure(&pool);
+    println!(
+        "{num_threads} threads, {} (limits: {}): read {:.1} GB/s, int8 {:.0} GMAC/s, f32 {:.0} GMAC/s",
+        isa.name(),
+        Isa::best().name(),
+        limits.read_bytes / 1e9,
+        limits.int8_macs / 1e9,
+        limits.f32_macs / 1e9
+    );
+    for format in formats {
+        for (n, k) in SHAPES {
+            if k.is_multiple_of(format.block().0) {
+                let times: Vec<String> = rows
+                    .iter()
+                    .map(|&rows| bench(&pool, &limits, format, isa, rows, n, k))
+                    .collect();
+                println!("{:5} {n:5} x {k:4}  {}", format.name(), times.join("   "));
+            }
+        }
+    }
+}
+
+fn bench(
+    pool: &ThreadPool,
+    limits: &Limits,
+    format: Format,
+    isa: Isa,
+    rows: usize,
+    n: usize,
+    k: usize,
+) -> String {
+    let bytes = vec![0x11u8; n * format.row_bytes(k).expect("whole blocks")];
+    let copies = if rows == 1 {
+        (SPREAD_BYTES / bytes.len()).max(1)
+    } else {
+        1
+    };
+    let matrices: Vec<Matrix> = (0..copies)
+        .map(|_| {
+            Matrix::pack(format, &bytes, n, k)
+                .expect("sizes fit")
+                .with_isa(isa)
+        })
+        .collect();
+    let x = vec![0.5; rows * k];
+    let mut out = vec![0.0; rows * n];
+    let mut quantized = Activations::new(rows, k);
+    quantized.fill(&x);
+    let input = Input {
+        x: &x,
+        rows,
+        quantized: Some(&quantized),
+    };
+    let output = Output::dense(Shared::new(&mut out), n);
+    let (start, mut times) = (Instant::now(), vec![]);
+    while times.len() < 5 || start.elapsed().as_secs_f64() < SECONDS {
+        let start = Instant::now();
+        pool.run(&|team| {
+            for matrix in &matrices {
+                // SAFETY: each thread writes its own part of `out`, the same for every matrix.
+                unsafe { matrix.multiply(team, &input, &output) };
+            }
+        });
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let time = times[times.len() / 2] / copies as f64;
+    if rows == 1 {
+        let speed = matrices[0].num_bytes() as f64 / time;
+        return format!(
+            "1 row {:6.1} GB/s {:3.0}%",
+            speed / 1e9,
+            100.0 * speed / limits.read_bytes
+        );
+    }
+    let (speed, peak) = (
+        (rows * n * k) as f64 / time,
+        if format.is_integer() {
+            limits.int8_macs
+        } else {
+            limits.f32_macs
+        },
+    );
+    format!(
+        "{rows} rows {:6.1} GMAC/s {:3.0}%",
+        speed / 1e9,
+        100.0 * speed / peak
+    )
+}
