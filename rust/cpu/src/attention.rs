@@ -322,11 +322,7 @@ pub unsafe fn paged_attention(args: &AttentionArgs) -> Result<(), KernelError> {
 /// # Safety
 /// As `paged_attention`.
 pub unsafe fn paged_attention_with(args: &AttentionArgs, isa: Isa) -> Result<(), KernelError> {
-    let isa = if Isa::available().contains(&isa) {
-        isa
-    } else {
-        Isa::best()
-    };
+    let isa = isa.or_best();
     let run = match args.dtype {
         Dtype::F32 => select::<f32>(isa),
         Dtype::Bf16 => select::<Bf16>(isa),

@@ -60,6 +60,16 @@ impl Isa {
         })
     }
 
+    /// This one if it runs here, else the best.
+    #[must_use]
+    pub fn or_best(self) -> Isa {
+        if Isa::available().contains(&self) {
+            self
+        } else {
+            Isa::best()
+        }
+    }
+
     /// The best that runs here.
     pub fn best() -> Isa {
         Isa::available()[0]

@@ -30,9 +30,14 @@ pub struct Limits {
     pub f32_macs: f64,
 }
 
-/// Measure all of it: about half a second.
+/// Measure all of it, with the best instructions: about half a second.
 pub fn measure(pool: &ThreadPool) -> Limits {
-    let isa = Isa::best();
+    measure_with(pool, Isa::best())
+}
+
+/// The same with chosen instructions (those that the machine has not are replaced by the best).
+pub fn measure_with(pool: &ThreadPool, isa: Isa) -> Limits {
+    let isa = isa.or_best();
     Limits {
         num_threads: pool.num_threads(),
         read_bytes: read_bytes(pool),
@@ -118,7 +123,7 @@ pub unsafe fn int8<L: Lanes>(rounds: usize) -> usize {
 /// The machine has `L`'s instructions.
 #[inline(always)]
 pub unsafe fn f32<L: Lanes>(rounds: usize) -> usize {
-    const CHAINS: usize = 6;
+    const CHAINS: usize = 12;
     // SAFETY: the caller's.
     unsafe {
         let (a, b) = (L::splat(black_box(0.5)), L::splat(black_box(1.0)));

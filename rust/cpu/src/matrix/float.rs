@@ -15,6 +15,36 @@ const fn dtype(format: Format) -> Dtype {
     }
 }
 
+/// Sums that one row's products are added to in turn.
+const CHAINS: usize = 4;
+
+/// Add the products of one column.
+///
+/// # Safety
+/// The weights and the input have that column; the machine has `L`'s instructions.
+#[inline(always)]
+unsafe fn add<L: Lanes, const M: usize, const J: usize>(
+    sums: &mut [[L::F; J]; M],
+    dtype: Dtype,
+    x: &[*const f32; M],
+    weights: &[*const u8; J],
+    column: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut weight = [L::splat(0.0); J];
+        for j in 0..J {
+            weight[j] = L::widen(dtype, weights[j].add(column * GROUP * dtype.bytes()));
+        }
+        for m in 0..M {
+            let value = L::splat(*x[m].add(column));
+            for j in 0..J {
+                sums[m][j] = L::fma(value, weight[j], sums[m][j]);
+            }
+        }
+    }
+}
+
 /// M rows of the input against J groups from `tile.group` on.
 ///
 /// # Safety
@@ -31,17 +61,24 @@ pub unsafe fn tile<L: Lanes, K: Kind, const M: usize, const J: usize>(
     unsafe {
         let x: [*const f32; M] = std::array::from_fn(|m| product.x.add((tile.row + m) * k));
         let mut sums = [[L::splat(0.0); J]; M];
-        for column in 0..k {
-            let mut weight = [L::splat(0.0); J];
-            for j in 0..J {
-                weight[j] = L::widen(dtype, weights[j].add(column * GROUP * dtype.bytes()));
+        let mut done = 0;
+        if M == 1 {
+            // One chain of additions would be slower than memory.
+            let mut chains = [[[L::splat(0.0); J]; M]; CHAINS];
+            while done + CHAINS <= k {
+                for (i, sums) in chains.iter_mut().enumerate() {
+                    add::<L, M, J>(sums, dtype, &x, &weights, done + i);
+                }
+                done += CHAINS;
             }
-            for m in 0..M {
-                let value = L::splat(*x[m].add(column));
+            for chain in chains {
                 for j in 0..J {
-                    sums[m][j] = L::fma(value, weight[j], sums[m][j]);
+                    sums[0][j] = L::fma(chain[0][j], L::splat(1.0), sums[0][j]);
                 }
             }
+        }
+        for column in done..k {
+            add::<L, M, J>(&mut sums, dtype, &x, &weights, column);
         }
         for m in 0..M {
             for j in 0..J {

@@ -96,9 +96,7 @@ impl Matrix {
     /// The same with chosen instructions, which the machine must have (others fall back to the best).
     #[must_use]
     pub fn with_isa(mut self, isa: Isa) -> Matrix {
-        if Isa::available().contains(&isa) {
-            self.run = dispatch::product(self.format, isa);
-        }
+        self.run = dispatch::product(self.format, isa.or_best());
         self
     }
 
