@@ -39,7 +39,11 @@ QWEN3 = {
 
 
 def process(program: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", program]
+    started = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+    assert started.stdin is not None
+    started.stdin.close()  # as `start` does when it has said what to build
+    return started
 
 
 def test_waits_for_what_the_start_needs_and_no_longer() -> None:

@@ -62,7 +62,9 @@ class KernelBuild:
         if process is not None:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
-            process.communicate()
+            process.wait()
+            assert process.stdout is not None, "it is a pipe"
+            process.stdout.close()
 
 
 def start(config: EngineConfig, raw_config: Mapping[str, Any]) -> KernelBuild:
