@@ -115,6 +115,8 @@ class StepPlan:
     prompt_logprob_rows: list[PromptLogprobRow]
     """Calls wait in `Core.take_calls`."""
     has_calls: bool
+    """Sampled rows are constrained: `Core.fill_masks` comes between launching and sampling."""
+    needs_masks: bool
 
 @final
 class Core:
@@ -131,6 +133,17 @@ class Core:
 
         A plan with num_rows 0 is not in flight and must not be launched.
         """
+    mask_words: int
+    """Words of 32 tokens that a slot's mask has."""
+
+    def register_masks(self, masks: Buffer) -> None:
+        """Hand over an int32 host buffer [max_num_seqs, mask_words]; kept alive by the Core. ValueError on a wrong size."""
+    def fill_masks(self, outputs: Sequence[int]) -> None:
+        """Write which tokens the sampled rows of the newest planned step may get, one row of words a slot (bit i % 32 of
+        word i // 32: token i). `outputs`: output arenas of the steps in flight before it, the oldest first. Parallel,
+        without the GIL."""
+    def use_tokenizer(self, path: str, eos_token_ids: Sequence[int]) -> None:
+        """Serve constrained requests from now on. The tokenizer.json is read when the first one comes."""
     def put_prompt_logprobs(self, slot: int, ids: Buffer, values: Buffer, ranks: Buffer) -> None:
         """Append prompt logprobs of a row: ids int32 [T, 1+k] (target first), values float32 [T, 1+k], ranks int32 [T]."""
     def add(self, frame: bytes) -> None:
@@ -230,6 +243,7 @@ def encode_add(
     params: bytes,
     tenant: int = 0,
     weight: int = 1000,
+    grammar: bytes = b"",
 ) -> bytes: ...
 def encode_abort(request_id: int, index: int | None = None) -> bytes: ...
 def encode_call(call_id: int, body: bytes) -> bytes: ...

@@ -33,6 +33,9 @@ T = TypeVar("T")
 Conversation = Sequence[Message]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
+IDLE_WAIT_S = 1.0
+"""Nothing runs while all that wait have their grammars compiled."""
+
 TEXT_THREADS = 4
 """Tokenizing runs without the GIL."""
 
@@ -201,6 +204,8 @@ class LLM:
         """One pass of the engine loop, and what it sent."""
         core = self._loop.core
         worked = self._step()
+        if not worked:
+            core.wait(IDLE_WAIT_S)
         for body in core.take_frames():
             frame = self._router.feed(body)
             if bar.shown:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.errors import RequestError
+from octavo.structured_outputs import StructuredOutputs
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -71,6 +72,8 @@ class SamplingParams:
         prompt_logprobs: The same for prompt tokens. Such requests don't read the prefix cache.
         logit_bias: Token id to a number in [-100, 100] added to its logit.
         allowed_token_ids: Only these ids may be generated.
+        structured_outputs: What the output must look like; a mapping is turned into `StructuredOutputs`. Such a
+            sequence ends where its grammar is complete and can't go on, and may end wherever it is complete.
         detokenize: Produce text; otherwise only token ids.
         skip_special_tokens: Leave special tokens out of the text.
         include_stop_str_in_output: Keep the matched stop string in the text.
@@ -98,6 +101,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -128,6 +132,16 @@ class SamplingParams:
                 _integer(getattr(self, param), param, 0, MAX_LOGPROBS)
         self._check_stop()
         self._check_token_lists()
+        if isinstance(self.structured_outputs, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_mapping(self.structured_outputs))
+        ok = isinstance(self.structured_outputs, StructuredOutputs | None)
+        _check(ok, "structured_outputs", f"must be an object, got {self.structured_outputs!r}")
+
+    @property
+    def grammar(self) -> bytes:
+        """The constraint as the engine reads it; b"" for none."""
+        constraint = self.structured_outputs
+        return constraint.to_wire() if isinstance(constraint, StructuredOutputs) else b""
 
     def _take_lists(self) -> None:
         """One string stands for a list of one; sets and ranges become tuples, which JSON can hold."""
@@ -189,8 +203,11 @@ class SamplingParams:
                 )
 
     def to_wire(self, **extra: Any) -> bytes:
-        """JSON of every field that differs from its default, plus `extra` (resolved values such as bad-word ids)."""
+        """JSON of every field that differs from its default, plus `extra` (resolved values such as bad-word ids). Of a
+        constraint only that there is one: the control plane reads it."""
         values = {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
+        if values.pop("structured_outputs", None) is not None:
+            values["is_constrained"] = True
         return json.dumps({**values, **extra}, separators=(",", ":")).encode()
 
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-VERSION = 2
+VERSION = 3
 FINISH = {"stop": 1, "length": 2, "abort": 3, "error": 4}
 REFUSAL = {"invalid": 1, "queue_full": 2, "deadline": 3, "draining": 4}
 STATS = {
@@ -45,6 +45,7 @@ class Output:
     num_cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     queue_s: float | None = None
+    error: str | None = None
 
     def encode(self) -> bytes:
         parts = [
@@ -56,8 +57,13 @@ class Output:
             _option("<I", self.num_cached_tokens),
             b"\0" if self.prompt_logprobs is None else b"\1" + _logprobs(self.prompt_logprobs),
             _option("<f", self.queue_s),
+            _text(self.error),
         ]
         return b"".join(parts)
+
+
+def _text(text: str | None) -> bytes:
+    return b"\0" if text is None else struct.pack("<BI", 1, len(text.encode())) + text.encode()
 
 
 def output_frame(

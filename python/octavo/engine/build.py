@@ -6,6 +6,7 @@ Not here: what a loop pass does (loop.py) and who calls it (process.py, llm.py).
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 
 from octavo._core import Core, CoreConfig
 from octavo.config import EngineConfig
@@ -50,5 +51,8 @@ def build_engine(config: EngineConfig, progress: Progress, *, bounded: bool = Tr
     """Load the model and wire the loop. Errors: ConfigError, ModelError."""
     runner = make_runner(config, progress)
     core = Core(core_config(runner, bounded=bounded))
+    if runner.facts.tokenizer_path is not None:
+        tokenizer = Path(runner.facts.tokenizer_path) / "tokenizer.json"
+        core.use_tokenizer(str(tokenizer), runner.facts.eos_token_ids)
     runner.attach(core)
     return EngineLoop(runner, core)

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
+from dataclasses import dataclass
 
 from octavo._core import Core, StepPlan
 from octavo.engine.calls import Calls
 from octavo.worker.base import Runner
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step in flight, and its output arena once it is known."""
+
+    plan: StepPlan
+    output: int | None = None
 
 
 class EngineLoop:
@@ -27,23 +36,31 @@ class EngineLoop:
         self.core = core
         self.depth = depth
         self._calls = Calls(core)
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight: deque[Flight] = deque()
         self._last_empty = False
 
     def step(self) -> bool:
         """One pass. False when nothing was committed, nothing planned, and nothing is in flight."""
         output: int | None = None
         if self._in_flight and (self._last_empty or len(self._in_flight) == self.depth):
-            output = self.runner.result(self._in_flight.popleft())
+            output = self._result(self._in_flight.popleft())
         plan = self.core.step(output)
         self._last_empty = plan.num_rows == 0
         if plan.num_rows:
             self.runner.launch(plan)
+            if plan.needs_masks:  # under the forward pass; masks need the tokens of the steps before it
+                self.core.fill_masks([self._result(flight) for flight in self._in_flight])
             self.runner.sample(plan)
-            self._in_flight.append(plan)
+            self._in_flight.append(Flight(plan))
         if plan.has_calls:
             self._calls.answer_all()
         return output is not None or bool(self._in_flight)
+
+    def _result(self, flight: Flight) -> int:
+        """Wait for a step, once."""
+        if flight.output is None:
+            flight.output = self.runner.result(flight.plan)
+        return flight.output
 
     def close(self) -> None:
         """Release the socket and the device."""

@@ -36,6 +36,8 @@ class EngineRequest:
     deadline_s: float = 0.0
     tenant: int = 0
     weight: float = 1.0
+    grammar: bytes = b""
+    """The constraint on the output."""
 
     def encode(self, request_id: int) -> bytes:
         """The frame that adds this request."""
@@ -55,6 +57,7 @@ class EngineRequest:
             params=self.wire,
             tenant=self.tenant,
             weight=max(1, round(1000 * self.weight)),
+            grammar=self.grammar,
         )
 
     def register(self, processor: OutputProcessor, request_id: int) -> None:
@@ -127,6 +130,7 @@ class RequestFactory:
             deadline_s,
             tenant,
             weight,
+            params.grammar,
         )
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> list[int]:
@@ -181,7 +185,7 @@ class RequestFactory:
                 raise RequestError(f"{param} may be at most {self.facts.max_logprobs} here, got {wanted}", param)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are matched in text: they need detokenize", "stop")
-        for param in ("stop", "bad_words"):
+        for param in ("stop", "bad_words", "structured_outputs"):
             if getattr(params, param) and self.tokenizer is None:
                 raise RequestError(f"{param} needs a tokenizer, and this model has none", param)
 

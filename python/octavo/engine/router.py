@@ -13,6 +13,7 @@ from octavo._core import Delta, Frame, OutputProcessor, Refusal, Tokenizer, enco
 from octavo.engine.request import EngineRequest
 from octavo.errors import OctavoError, OverloadError, RequestError
 from octavo.protocol import ModelFacts
+from octavo.structured_outputs import PARAM
 
 
 class Sink(Protocol):
@@ -37,7 +38,8 @@ class _Open:
 def refusal_error(refusal: Refusal) -> OctavoError:
     """The exception for a request that the engine did not take."""
     if refusal.kind == "invalid":
-        return RequestError(refusal.message)
+        param = PARAM if refusal.message.startswith(PARAM) else None
+        return RequestError(refusal.message, param)
     return OverloadError(refusal.message, refusal.retry_after_s)
 
 

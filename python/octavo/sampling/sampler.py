@@ -21,6 +21,7 @@ from octavo.sampling.bad_words import BadWords
 from octavo.sampling.base import Adjuster, AdmittedRow, Feature, IntArray, Observer, SampledRows, TokenTarget
 from octavo.sampling.bias import LogitBias
 from octavo.sampling.draw import draw, greedy, num_uniforms
+from octavo.sampling.grammar import GrammarMasks
 from octavo.sampling.logprobs import TokenLogprobs, gather_logprobs, raw_logprobs
 from octavo.sampling.min_p import MinP
 from octavo.sampling.min_tokens import MinTokens
@@ -73,7 +74,9 @@ class Sampler:
         self._top_k_top_p = TopKTopP(num_slots, device)
         self._min_p = MinP(num_slots, device)
         self._seeds = Seeds(num_slots, device)
+        self.masks = GrammarMasks(num_slots, vocab_size, device, fused=max_fused_rows > 0)
         self._adjusters: tuple[Adjuster, ...] = (
+            self.masks,
             AllowedTokens(num_slots, vocab_size, device),
             BadWords(num_slots, vocab_size, device),
             MinTokens(num_slots, vocab_size, device),

@@ -29,13 +29,18 @@ class Runner(Protocol):
     """What makes later steps quicker and can be done while the engine is idle, one piece (named) at a time."""
 
     def attach(self, core: Core) -> None:
-        """Allocate arenas by the core's layouts and register them. Once, before the first launch."""
+        """Allocate arenas by the core's layouts, and a mask a slot (int32, `core.mask_words` words), and register them.
+        Once, before the first launch."""
 
     def launch(self, plan: StepPlan) -> None:
         """Upload the plan's arena and start the forward pass; does not wait for the device."""
 
     def sample(self, plan: StepPlan) -> None:
-        """Start sampling and the copy of the results to the host; does not wait for the device."""
+        """Start sampling and the copy of the results to the host; does not wait for the device.
+
+        Where `plan.needs_masks`, the masks of the sampled rows' slots are filled: bit i % 32 of word i // 32 says
+        whether token i may be sampled (every bit is set for rows without a grammar).
+        """
 
     def result(self, plan: StepPlan) -> int:
         """Wait for a step's results; the index of the output arena that holds them (valid until `depth` more steps)."""

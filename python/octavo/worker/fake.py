@@ -78,6 +78,8 @@ class FakeRunner:
         for output in self._outputs:
             output[self._output_layout.count : self._output_layout.count + self._output_layout.max_rows] = 1
         core.register([arena.data for arena in self._arenas], [output.data for output in self._outputs])
+        self._masks = np.full((self._limits.max_num_seqs, core.mask_words), -1, dtype=np.int32)
+        core.register_masks(self._masks.data)
 
     def launch(self, plan: StepPlan) -> None:
         """See `Runner.launch`: the step begins when the one before has ended."""
@@ -92,7 +94,10 @@ class FakeRunner:
         count = plan.num_sampled
         slot_r = arena[layout.row_slot : layout.row_slot + count]
         position_r = arena[layout.kv_len : layout.kv_len + count]
-        token_r = (_mix(self._key_of_slot[slot_r] + position_r.astype(np.uint64)) % self._vocab_size).astype(np.int32)
+        hash_r = _mix(self._key_of_slot[slot_r] + position_r.astype(np.uint64))
+        token_r = (hash_r % self._vocab_size).astype(np.int32)
+        if plan.needs_masks:
+            token_r = _allowed_near(token_r, self._masks[slot_r])
         out, width = self._output_layout, self._output_layout.max_sampled
         output[out.sampled : out.sampled + count * width : width] = token_r
         if plan.needs_logprobs:
@@ -149,6 +154,30 @@ def _tokenizer_path(config: EngineConfig) -> Path | None:
 def _key(row: NewRow) -> int:
     """What a sequence's tokens are hashed from: its prompt and index."""
     return zlib.crc32(row.token_ids[: 4 * row.num_prompt_tokens]) << 32 | row.index << 24
+
+
+def _allowed_near(token_r: npt.NDArray[np.int32], mask_rw: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The tokens themselves where they are allowed; else allowed ones, soon after them (the vocabulary is a circle).
+
+    Shape suffixes: w words of 32 tokens, b bits of a word.
+    """
+    word_r, bit_r = np.divmod(token_r, 32)
+    place_w, place_b = np.arange(mask_rw.shape[1]), np.arange(32, dtype=np.int32)
+    own_r = mask_rw[np.arange(len(token_r)), word_r]
+    is_allowed_r = (own_r >> bit_r) & 1 != 0
+    word_r = _first_near(mask_rw != 0, place_w, word_r)
+    bits_rb = (mask_rw[np.arange(len(token_r)), word_r][:, None] >> place_b) & 1 != 0
+    near_r = 32 * word_r + _first_near(bits_rb, place_b, bit_r)
+    return np.where(is_allowed_r, token_r, near_r).astype(np.int32)
+
+
+def _first_near(
+    ok_rn: npt.NDArray[np.bool_], place_n: npt.NDArray[np.integer[Any]], start_r: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.intp]:
+    """The first place from `start_r` on that is ok, else the first of all."""
+    late_rn = ok_rn & (place_n >= start_r[:, None])
+    near_r: npt.NDArray[np.intp] = np.where(late_rn.any(1), late_rn.argmax(1), ok_rn.argmax(1))
+    return near_r
 
 
 def _mix(key_r: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

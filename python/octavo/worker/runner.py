@@ -158,6 +158,7 @@ class TorchRunner:
         core.register(
             [array.data for array in self._arenas.host_arrays], [array.data for array in self._outputs.host_arrays]
         )
+        core.register_masks(self._sampler.masks.host.numpy().data)
         self.chores = self._capture_ahead()
         if self._device.type == "cuda":
             with memory_errors(self.config):
@@ -308,6 +309,8 @@ class TorchRunner:
         from a graph, else what `FixedRows` makes of the step."""
         count, arrays, hidden_tm = plan.num_sampled, launched.arrays, launched.hidden_tm
         host_slots = self._arenas.host_slots(plan)
+        if plan.needs_masks:
+            self._sampler.masks.upload(host_slots)
         work = self._sampler.plan(host_slots)
         size, size_after = launched.graph_rows, self._graphs.size_for(count)
         if size and count == plan.num_rows and work.capture_key is not None:

@@ -5,9 +5,13 @@
 //! computed their prompt. A sibling's full blocks are shared; the block that holds the last prompt token's
 //! predecessors is copied, and that token runs again to give this sequence its own first sample.
 
+use std::sync::Arc;
+
+use crate::grammar::guide::Guide;
 use crate::ids::BlockId;
 use crate::plan::NewRow;
 use crate::queue::QueueKey;
+use crate::request::Constraint;
 use crate::scheduler::Planner;
 use crate::sequence::{Holding, SeqIdx, Sequence, State};
 
@@ -120,8 +124,16 @@ impl Planner<'_> {
             let target = blocks[(reuse.num_tokens / state.config.block_size) as usize];
             self.writer.block_copy(source, target);
         }
+        let request = state.table.seq(seq).request;
+        let guide = match &state.table.request(request).constraint {
+            Constraint::Grammar(compiled) => Some(Arc::clone(compiled)),
+            Constraint::Free | Constraint::Awaited(_) => None,
+        };
         let sequence = state.table.seq_mut(seq);
-        let (key, request) = (sequence.key, sequence.request);
+        if let (Some(compiled), None) = (guide, &sequence.guide) {
+            sequence.guide = Some(Box::new(Guide::new(&compiled)));
+        }
+        let key = sequence.key;
         sequence.state = State::Running(Holding { slot, blocks });
         sequence.first_step = self.step_id;
         sequence.num_computed = reuse.num_tokens;

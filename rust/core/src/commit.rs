@@ -20,6 +20,8 @@ pub enum StepError {
     NothingInFlight,
     #[error("step: {0} steps are in flight, the most that depth {0} allows; commit one first")]
     TooDeep(usize),
+    #[error("masks: {0}")]
+    BadMasks(String),
     #[error("step {step}, row {row}: {message}")]
     BadOutput {
         step: u64,
@@ -29,14 +31,14 @@ pub enum StepError {
 }
 
 /// The output arena of one step.
-struct Results<'a> {
-    ints: &'a [i32],
-    layout: &'a OutputLayout,
-    vocab_size: u32,
+pub struct Results<'a> {
+    pub ints: &'a [i32],
+    pub layout: &'a OutputLayout,
+    pub vocab_size: u32,
 }
 
 impl Results<'_> {
-    fn tokens(&self, row: usize) -> Result<&[i32], String> {
+    pub fn tokens(&self, row: usize) -> Result<&[i32], String> {
         let max = self.layout.max_sampled as usize;
         let count = self.ints[self.layout.count as usize + row];
         if count < 1 || count as usize > max {
@@ -83,6 +85,11 @@ fn append_tokens(
     index: usize,
 ) -> Result<(), String> {
     let token_ids = results.tokens(index)?;
+    if let Some(reason) = sequence.guide.as_ref().and_then(|guide| guide.failure()) {
+        output.finish = Some(FinishReason::Error);
+        output.error = Some(reason.to_owned());
+        return Ok(());
+    }
     output.token_ids.reserve_exact(token_ids.len());
     for (nth, token_id) in token_ids.iter().enumerate() {
         let token_id = *token_id as TokenId;
@@ -92,9 +99,13 @@ fn append_tokens(
             output.logprobs.push(results.logprobs(index, nth, num_top));
         }
         let num_output = sequence.output.len() as u32;
-        if sequence.stops_at(token_id, num_output) {
+        let is_complete = sequence
+            .guide
+            .as_ref()
+            .is_some_and(|guide| guide.is_complete_at(num_output));
+        if is_complete || sequence.stops_at(token_id, num_output) {
             output.finish = Some(FinishReason::Stop);
-            output.stop_token_id = Some(token_id);
+            output.stop_token_id = sequence.names_stop(token_id).then_some(token_id);
         } else if num_output >= sequence.limits.max_output {
             output.finish = Some(FinishReason::Length);
         }
@@ -125,6 +136,7 @@ impl EngineState {
             layout: &layout,
             vocab_size: self.config.vocab_size,
         };
+        self.advance_guides(&step, &results)?;
         let mut any_ended = false;
         for (index, row) in step.rows.iter().enumerate() {
             let is_sampled = index < step.num_sampled as usize;

@@ -1,11 +1,13 @@
 //! `Core`: the control plane of one engine as the extension module sees it. One call a step; everything else is rare.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::{ArenaLayout, OutputLayout};
 use crate::commit::StepError;
 use crate::config::{ConfigError, CoreConfig};
+use crate::grammar::compiler::Grammars;
 use crate::ids::{ClientId, SlotId, TokenId};
 use crate::mailbox::{Inbox, Outbox, QueueView};
 use crate::plan::StepPlan;
@@ -160,6 +162,31 @@ impl Core {
                 }
             }
         }
+        self.state.settle_grammars(now);
+    }
+
+    /// Constrained requests are served from now on. The tokenizer.json at `path` is read when the first one comes;
+    /// `eos` are the ids that end a sequence where its grammar is complete.
+    pub fn use_tokenizer(&mut self, path: PathBuf, eos: Vec<TokenId>) {
+        let inbox = Arc::clone(&self.inbox);
+        let notify = Arc::new(move || inbox.nudge());
+        let vocab_size = self.state.config.vocab_size;
+        self.state.grammars = Some(Grammars::new(path, vocab_size, eos, notify));
+    }
+
+    /// Words of a slot's mask.
+    pub fn mask_words(&self) -> u32 {
+        self.state.config.vocab_size.div_ceil(32)
+    }
+
+    /// Fills the masks of the newest planned step, one row of words a slot: see `EngineState::fill_masks`.
+    pub fn fill_masks(&mut self, outputs: &[&[i32]], masks: &mut [i32]) -> Result<(), StepError> {
+        self.state.fill_masks(outputs, masks)
+    }
+
+    /// Grammars are being compiled: time limits must be looked at even if nothing arrives.
+    pub fn is_compiling(&self) -> bool {
+        self.state.grammars.as_ref().is_some_and(Grammars::is_busy)
     }
 
     /// Appends prompt logprobs of the row that a step in flight has in `slot`. The message says what is wrong.

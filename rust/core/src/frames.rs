@@ -12,7 +12,7 @@ pub use crate::wire::FrameError;
 use crate::wire::{Reader, Wire, wire_enum, wire_struct};
 
 /// The first byte of every frame.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 const ADD: u8 = 1;
 const ABORT: u8 = 2;
@@ -61,6 +61,7 @@ wire_struct!(AddRequest {
     deadline_s: f64,
     logprobs: i32,
     prompt_logprobs: i32,
+    grammar: Vec<u8>,
     params: Vec<u8>,
 });
 
@@ -90,6 +91,7 @@ wire_struct!(SequenceOutput {
     num_cached_tokens: Option<u32>,
     prompt_logprobs: Option<Vec<TokenLogprobs>>,
     queue_s: Option<f32>,
+    error: Option<String>,
 });
 
 wire_enum!(

@@ -7,7 +7,7 @@ use crate::ids::{ClientId, RequestId};
 use crate::protocol::{Abort, AddRequest, FinishReason, RefusalKind};
 use crate::queue::{Newcomer, QueueKey, deadline_after};
 use crate::queue_load::RequestSize;
-use crate::request::{Request, RequestIdx};
+use crate::request::{Constraint, Request, RequestIdx};
 use crate::sequence::{Limits, SeqIdx, Sequence, State};
 use crate::state::EngineState;
 use crate::tenants::Payer;
@@ -35,11 +35,57 @@ impl Reason {
 impl EngineState {
     pub fn add(&mut self, client: ClientId, request: AddRequest, now: Instant) {
         let request_id = request.request_id;
-        if let Err(reason) = self.check_request(client, &request) {
-            self.refuse(client, request_id, reason);
-            return;
+        let checked = self.check_request(client, &request);
+        match checked.and_then(|()| self.constraint(&request, now)) {
+            Ok(constraint) => self.enqueue(client, request, constraint, now),
+            Err(reason) => self.refuse(client, request_id, reason),
         }
-        self.enqueue(client, request, now);
+    }
+
+    /// The request's grammar, as far as it is known now.
+    fn constraint(&mut self, request: &AddRequest, now: Instant) -> Result<Constraint, Reason> {
+        if request.grammar.is_empty() {
+            return Ok(Constraint::Free);
+        }
+        let Some(grammars) = &mut self.grammars else {
+            let message = "structured_outputs: this model has no tokenizer";
+            return Err(Reason::invalid(message.into()));
+        };
+        let key: Arc<[u8]> = request.grammar.as_slice().into();
+        match grammars.request(&key, now) {
+            None => Ok(Constraint::Awaited(key)),
+            Some(Ok(compiled)) => Ok(Constraint::Grammar(compiled)),
+            Some(Err(error)) => Err(Reason::invalid(error.0)),
+        }
+    }
+
+    /// Requests whose grammar is ready take their turns; those whose grammar is bad are refused.
+    pub fn settle_grammars(&mut self, now: Instant) {
+        let Some(grammars) = &mut self.grammars else {
+            return;
+        };
+        for (grammar, outcome) in grammars.take_done(now) {
+            let held: Vec<_> = self.queue.held().collect();
+            for (key, seq) in held {
+                let sequence = self.table.seq(seq);
+                let (client, request_id, index) =
+                    (sequence.client, sequence.request_id, sequence.request);
+                let request = self.table.request_mut(index);
+                if !matches!(&request.constraint, Constraint::Awaited(other) if *other == grammar) {
+                    continue;
+                }
+                match &outcome {
+                    Ok(compiled) => {
+                        request.constraint = Constraint::Grammar(Arc::clone(compiled));
+                        self.queue.release(key);
+                    }
+                    Err(error) => {
+                        self.drop_request(index);
+                        self.refuse(client, request_id, Reason::invalid(error.0.clone()));
+                    }
+                }
+            }
+        }
     }
 
     fn refuse(&mut self, client: ClientId, request_id: RequestId, reason: Reason) {
@@ -123,7 +169,14 @@ impl EngineState {
         duplicate.then(|| format!("request id {} is in use", request.request_id.0))
     }
 
-    fn enqueue(&mut self, client: ClientId, request: AddRequest, now: Instant) {
+    fn enqueue(
+        &mut self,
+        client: ClientId,
+        request: AddRequest,
+        constraint: Constraint,
+        now: Instant,
+    ) {
+        let must_wait = matches!(constraint, Constraint::Awaited(_));
         let arrival = self.num_arrivals;
         self.num_arrivals += 1;
         let size = RequestSize::of(&request);
@@ -139,6 +192,7 @@ impl EngineState {
             client,
             request_id: request.request_id,
             params: request.params.into(),
+            constraint,
             root: self.cache.root(&request.cache_salt),
             arrival: now,
             started: None,
@@ -176,7 +230,11 @@ impl EngineState {
                 tenant: request.tenant,
                 deadline: deadline_after(now, request.deadline_s),
             };
-            self.queue.push_new(key, seq, newcomer);
+            if must_wait {
+                self.queue.hold_new(key, seq, newcomer);
+            } else {
+                self.queue.push_new(key, seq, newcomer);
+            }
         }
     }
 

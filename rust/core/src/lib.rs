@@ -14,6 +14,8 @@ pub mod config;
 pub mod core;
 pub mod detokenizer;
 pub mod frames;
+pub mod grammar;
+mod guided;
 pub mod ids;
 mod intake;
 pub mod mailbox;

@@ -51,6 +51,8 @@ struct Arrivals {
     refused: Vec<ClientId>,
     /// `None` = nothing is refused here.
     view: Option<QueueView>,
+    /// Something else than a message is to be looked at.
+    is_nudged: bool,
 }
 
 /// Messages from all clients, in the order of arrival. It is bounded between two steps: requests beyond what the queue
@@ -93,6 +95,12 @@ impl Inbox {
         Some(view.refuse(request.request_id))
     }
 
+    /// Wakes whoever waits, without a message.
+    pub fn nudge(&self) {
+        lock(&self.arrivals).is_nudged = true;
+        self.arrived.notify_all();
+    }
+
     /// A step is over; what arrives from now on is held against this.
     pub fn set_view(&self, view: QueueView) {
         let arrivals = &mut *lock(&self.arrivals);
@@ -115,6 +123,7 @@ impl Inbox {
     pub fn take(&self) -> VecDeque<(ClientId, Inbound)> {
         let arrivals = &mut *lock(&self.arrivals);
         arrivals.unread_bytes.clear();
+        arrivals.is_nudged = false;
         std::mem::take(&mut arrivals.messages)
     }
 
@@ -127,14 +136,16 @@ impl Inbox {
         lock(&self.arrivals).messages.is_empty()
     }
 
-    /// Sleeps until there is a message; false on timeout.
+    /// Sleeps until there is a message or a nudge; false on timeout.
     pub fn wait(&self, timeout: Duration) -> bool {
         let guard = lock(&self.arrivals);
         let (guard, _) = self
             .arrived
-            .wait_timeout_while(guard, timeout, |arrivals| arrivals.messages.is_empty())
+            .wait_timeout_while(guard, timeout, |arrivals| {
+                arrivals.messages.is_empty() && !arrivals.is_nudged
+            })
             .unwrap_or_else(PoisonError::into_inner);
-        !guard.messages.is_empty()
+        !guard.messages.is_empty() || guard.is_nudged
     }
 }
 
@@ -143,7 +154,8 @@ fn num_bytes(message: &Inbound) -> usize {
     let content = match message {
         Inbound::Add(request) => {
             let token_ids = request.prompt_token_ids.len() + request.stop_token_ids.len();
-            4 * token_ids + request.params.len() + request.cache_salt.len()
+            let bytes = request.params.len() + request.grammar.len();
+            4 * token_ids + bytes + request.cache_salt.len()
         }
         Inbound::Call { body, .. } => body.len(),
         Inbound::Abort(_) | Inbound::Disconnected => 0,

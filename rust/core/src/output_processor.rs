@@ -180,6 +180,8 @@ impl Sequence {
                 .stop_token_id
                 .filter(|id| !eos_token_ids.contains(id));
             delta.stop_reason = stop_id.map(StopReason::Token);
+        } else {
+            delta.stop_reason = output.error.map(StopReason::Text);
         }
         delta
     }

@@ -18,6 +18,7 @@ pub fn empty_output(request_id: RequestId, index: u32) -> SequenceOutput {
         num_cached_tokens: None,
         prompt_logprobs: None,
         queue_s: None,
+        error: None,
     }
 }
 

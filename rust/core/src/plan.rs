@@ -61,4 +61,6 @@ pub struct StepPlan {
     pub new_rows: Vec<NewRow>,
     pub prompt_logprob_rows: Vec<PromptLogprobRow>,
     pub has_calls: bool,
+    /// Sampled rows are constrained: masks must be filled before sampling.
+    pub needs_masks: bool,
 }

@@ -28,6 +28,8 @@ pub struct AddRequest {
     pub logprobs: i32,
     /// Number of top logprobs per prompt token; -1 = none asked for.
     pub prompt_logprobs: i32,
+    /// The constraint on the output (`grammar::spec`); empty = none.
+    pub grammar: Vec<u8>,
     /// Sampling parameters for the worker, opaque here (JSON of `octavo.sampling_params.SamplingParams`).
     pub params: Vec<u8>,
 }
@@ -63,7 +65,7 @@ pub enum FinishReason {
     /// `max_tokens` or the context length.
     Length = 2,
     Abort = 3,
-    /// The engine could not go on with this one; `OutputFrame::refusals` or a log line says why.
+    /// The engine could not go on with this one; `SequenceOutput::error` says why.
     Error = 4,
 }
 
@@ -93,6 +95,8 @@ pub struct SequenceOutput {
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// Seconds the request waited in the queue before its first step; sent with the first output.
     pub queue_s: Option<f32>,
+    /// Why a sequence ended with `FinishReason::Error`.
+    pub error: Option<String>,
 }
 
 /// Why a request was refused before it ran.

@@ -83,6 +83,8 @@ pub struct QueueFull {
 #[derive(Debug)]
 pub struct Queue {
     order: BTreeMap<QueueKey, SeqIdx>,
+    /// Newcomers that can't start yet: counted like the others, but out of the order.
+    held: BTreeMap<QueueKey, SeqIdx>,
     newcomers: BTreeMap<QueueKey, Newcomer>,
     deadlines: BTreeSet<(Instant, QueueKey)>,
     load: QueueLoad,
@@ -95,6 +97,7 @@ impl Queue {
     pub fn new(bounds: QueueBounds) -> Self {
         Self {
             order: BTreeMap::new(),
+            held: BTreeMap::new(),
             newcomers: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             load: QueueLoad::default(),
@@ -104,10 +107,12 @@ impl Queue {
         }
     }
 
+    /// Those that are held included.
     pub fn len(&self) -> usize {
-        self.order.len()
+        self.order.len() + self.held.len()
     }
 
+    /// Whether nobody could start.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
@@ -160,6 +165,27 @@ impl Queue {
     /// The first sequence of a new request.
     pub fn push_new(&mut self, key: QueueKey, seq: SeqIdx, newcomer: Newcomer) {
         self.push(key, seq);
+        self.count(key, newcomer);
+    }
+
+    /// The first sequence of a new request that can't start before `release`.
+    pub fn hold_new(&mut self, key: QueueKey, seq: SeqIdx, newcomer: Newcomer) {
+        self.held.insert(key, seq);
+        self.count(key, newcomer);
+    }
+
+    /// A sequence that was held takes its turn.
+    pub fn release(&mut self, key: QueueKey) {
+        if let Some(seq) = self.held.remove(&key) {
+            self.push(key, seq);
+        }
+    }
+
+    pub fn held(&self) -> impl Iterator<Item = (QueueKey, SeqIdx)> {
+        self.held.iter().map(|(key, seq)| (*key, *seq))
+    }
+
+    fn count(&mut self, key: QueueKey, newcomer: Newcomer) {
         self.load.add(newcomer.size);
         if let Some(deadline) = newcomer.deadline {
             self.deadlines.insert((deadline, key));
@@ -196,7 +222,7 @@ impl Queue {
 
     /// Takes a sequence out because it ends.
     pub fn remove(&mut self, key: QueueKey) {
-        let seq = self.order.remove(&key);
+        let seq = self.order.remove(&key).or_else(|| self.held.remove(&key));
         assert!(seq.is_some(), "{key:?} is not queued");
         if let Some(newcomer) = self.newcomers.remove(&key) {
             self.load.remove(newcomer.size);
@@ -210,7 +236,8 @@ impl Queue {
     /// A new request whose deadline has passed, if there is one.
     pub fn expired(&self, now: Instant) -> Option<SeqIdx> {
         let (deadline, key) = self.deadlines.first()?;
-        (*deadline < now).then(|| self.order[key])
+        let seq = self.order.get(key).or_else(|| self.held.get(key)).copied();
+        seq.filter(|_| *deadline < now)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (QueueKey, SeqIdx)> {
@@ -235,7 +262,7 @@ impl Queue {
         match self
             .newcomers
             .keys()
-            .find(|key| !self.order.contains_key(key))
+            .find(|key| !self.order.contains_key(key) && !self.held.contains_key(key))
         {
             Some(key) => Err(format!("{key:?} is counted as new but does not wait")),
             None => Ok(()),

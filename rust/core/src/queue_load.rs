@@ -17,8 +17,8 @@ pub struct RequestSize {
 
 impl RequestSize {
     pub fn of(request: &AddRequest) -> Self {
-        let bytes =
-            request.params.len() + request.cache_salt.len() + 4 * request.stop_token_ids.len();
+        let written = request.params.len() + request.grammar.len() + request.cache_salt.len();
+        let bytes = written + 4 * request.stop_token_ids.len();
         Self {
             num_tokens: request.prompt_token_ids.len() as u32,
             num_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::grammar::compiler::Compiled;
 use crate::ids::{ClientId, RequestId};
 use crate::prefix::BlockHash;
 use crate::sequence::{SeqIdx, Sequence};
@@ -16,11 +17,21 @@ use crate::tenants::Bill;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestIdx(pub u32);
 
+/// What a request's output must look like.
+#[derive(Clone, Debug)]
+pub enum Constraint {
+    Free,
+    /// The grammar is being compiled; what the request wrote.
+    Awaited(Arc<[u8]>),
+    Grammar(Arc<Compiled>),
+}
+
 #[derive(Debug)]
 pub struct Request {
     pub client: ClientId,
     pub request_id: RequestId,
     pub params: Arc<[u8]>,
+    pub constraint: Constraint,
     /// Parent of the first block's hash.
     pub root: BlockHash,
     pub arrival: Instant,

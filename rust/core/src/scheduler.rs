@@ -15,6 +15,14 @@ use crate::sequence::SeqIdx;
 use crate::state::EngineState;
 use crate::step_cost::StepShape;
 
+/// What some rows ask for.
+#[derive(Default)]
+struct Needs {
+    logprobs: bool,
+    prompt_logprobs: bool,
+    masks: bool,
+}
+
 /// A plan in the making.
 pub struct Planner<'a> {
     pub state: &'a mut EngineState,
@@ -30,8 +38,7 @@ pub struct Planner<'a> {
     decodes: Vec<Row>,
     sampled: Vec<Row>,
     partial: Vec<Row>,
-    needs_logprobs: bool,
-    needs_prompt_logprobs: bool,
+    needs: Needs,
     /// Requests whose first sequence computes the end of the prompt in this step.
     led: Vec<RequestIdx>,
 }
@@ -70,8 +77,7 @@ impl<'a> Planner<'a> {
             decodes: Vec::with_capacity(state.running.len()),
             sampled: Vec::new(),
             partial: Vec::new(),
-            needs_logprobs: false,
-            needs_prompt_logprobs: false,
+            needs: Needs::default(),
             led: Vec::new(),
             state,
         }
@@ -198,7 +204,7 @@ impl<'a> Planner<'a> {
         sequence.in_flight += 1;
         sequence.last_step = self.step_id;
         sequence.last_start = start;
-        self.needs_prompt_logprobs |= sequence.prompt_logprobs.is_some();
+        self.needs.prompt_logprobs |= sequence.prompt_logprobs.is_some();
         if sequence.leads && end >= sequence.num_prompt_tokens() {
             sequence.leads = false;
             self.led.push(sequence.request);
@@ -206,7 +212,8 @@ impl<'a> Planner<'a> {
         self.budget -= len;
         if is_sampled {
             sequence.num_pending += 1;
-            self.needs_logprobs |= sequence.limits.logprobs >= 0;
+            self.needs.logprobs |= sequence.limits.logprobs >= 0;
+            self.needs.masks |= sequence.guide.is_some();
         }
         match (is_sampled, len) {
             (true, 1) => self.decodes.push(row),
@@ -229,7 +236,7 @@ impl<'a> Planner<'a> {
         }
         let mut prompt_logprob_rows = Vec::new();
         for (index, row) in rows.iter().enumerate().skip(num_decodes) {
-            if self.needs_prompt_logprobs {
+            if self.needs.prompt_logprobs {
                 let token_start = self.writer.totals.num_tokens;
                 let wanted = prompt_logprob_row(self.state, row, index as u32, token_start);
                 prompt_logprob_rows.extend(wanted);
@@ -243,10 +250,11 @@ impl<'a> Planner<'a> {
             step_id: self.step_id,
             arena: 0,
             totals: self.writer.finish(self.step_id),
-            needs_logprobs: self.needs_logprobs,
+            needs_logprobs: self.needs.logprobs,
             new_rows: self.new_rows,
             prompt_logprob_rows,
             has_calls: false,
+            needs_masks: self.needs.masks,
         };
         if !rows.is_empty() {
             let num_decode_rows = plan.totals.num_decode_rows;

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::grammar::guide::Guide;
 use crate::ids::{BlockId, ClientId, RequestId, SlotId, TokenId};
 use crate::prefix::BlockHash;
 use crate::protocol::TokenLogprobs;
@@ -78,6 +79,8 @@ pub struct Sequence {
     pub is_silent: bool,
     /// Prompt logprobs received so far, until they are sent; `None` = not asked for or sent.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// Its place in the request's grammar, if there is one, from its first start on.
+    pub guide: Option<Box<Guide>>,
 }
 
 impl Sequence {
@@ -109,6 +112,7 @@ impl Sequence {
             leads: false,
             is_silent: true,
             prompt_logprobs: None,
+            guide: None,
         }
     }
 
@@ -162,8 +166,12 @@ impl Sequence {
 
     /// Whether an output token ends the sequence, `num_output` counting it.
     pub fn stops_at(&self, token_id: TokenId, num_output: u32) -> bool {
-        num_output >= self.limits.min_output
-            && self.limits.stop_token_ids.binary_search(&token_id).is_ok()
+        num_output >= self.limits.min_output && self.names_stop(token_id)
+    }
+
+    /// Whether the request lists the token as one that ends it.
+    pub fn names_stop(&self, token_id: TokenId) -> bool {
+        self.limits.stop_token_ids.binary_search(&token_id).is_ok()
     }
 
     /// Back to the start: what was computed is given up, the tokens stay.

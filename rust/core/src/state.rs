@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use crate::arena::{ArenaLayout, OutputLayout};
 use crate::cache::CacheGroup;
 use crate::config::{ConfigError, CoreConfig};
+use crate::grammar::compiler::Grammars;
+use crate::guided::Masks;
 use crate::ids::SlotId;
 use crate::outputs::Outputs;
 use crate::plan::InFlight;
@@ -81,6 +83,9 @@ pub struct EngineState {
     /// The newcomer that was tried last did not fit; not tried again before so many blocks are free.
     pub blocked: Option<(QueueKey, u32)>,
     pub is_draining: bool,
+    /// `None`: no tokenizer was named, and constrained requests are refused.
+    pub grammars: Option<Grammars>,
+    pub masks: Masks,
 }
 
 impl EngineState {
@@ -106,6 +111,8 @@ impl EngineState {
             num_arrivals: 0,
             blocked: None,
             is_draining: false,
+            grammars: None,
+            masks: Masks::new(&config),
             config,
         })
     }

@@ -35,6 +35,7 @@ fn add_request() -> impl Strategy<Value = AddRequest> {
         deadline_s: numbers.1,
         logprobs: numbers.2,
         prompt_logprobs: numbers.3,
+        grammar: lists.3.iter().rev().copied().collect(),
         params: lists.3,
     })
 }
@@ -92,6 +93,7 @@ fn sequence_output() -> impl Strategy<Value = SequenceOutput> {
                 logprobs,
                 finish: ends.0,
                 stop_token_id: ends.1,
+                error: ends.0.map(|finish| format!("{finish:?}")),
                 num_cached_tokens: ends.2,
                 prompt_logprobs,
                 queue_s: ends.3,

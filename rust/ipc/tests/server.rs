@@ -128,6 +128,7 @@ fn add(id: u64) -> Inbound {
         deadline_s: 0.0,
         logprobs: -1,
         prompt_logprobs: -1,
+        grammar: vec![],
         params: vec![],
     })
 }

@@ -1,7 +1,7 @@
 //! `Core` and `CoreConfig`: the control plane behind a lock that is held without the GIL when a step is long.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,9 @@ use crate::plan::{ArenaLayout, NewRow, OutputLayout, PromptLogprobRow, StepPlan}
 
 /// From so many running sequences on, a step takes long enough (20 us and more) to let other Python threads run.
 const DETACH_FROM: u32 = 64;
+
+/// Longest sleep while grammars are being compiled: their time limits must be looked at.
+const COMPILING_WAIT: Duration = Duration::from_secs(1);
 
 fn config_error(error: ConfigError) -> PyErr {
     PyValueError::new_err(error.to_string())
@@ -86,11 +89,14 @@ struct Engine {
     core: core::Core,
     arenas: Vec<IntBuffer>,
     outputs: Vec<IntBuffer>,
+    /// One row of words a slot.
+    masks: Option<IntBuffer>,
 }
 
 /// What can go wrong in a step.
 enum Failure {
     NotRegistered,
+    NoMasks,
     NoSuchOutput(usize),
     Step(StepError),
     /// An invariant broke; the engine can't go on, but it can still be dumped.
@@ -101,6 +107,7 @@ impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::NotRegistered => PyValueError::new_err("step: no arenas are registered"),
+            Failure::NoMasks => PyValueError::new_err("fill_masks: no mask buffer is registered"),
             Failure::NoSuchOutput(index) => {
                 PyValueError::new_err(format!("step: there is no output arena {index}"))
             }
@@ -113,6 +120,18 @@ impl From<Failure> for PyErr {
 }
 
 impl Engine {
+    fn fill_masks(&mut self, outputs: &[usize]) -> Result<(), Failure> {
+        let mut arenas = Vec::with_capacity(outputs.len());
+        for index in outputs {
+            let buffer = self.outputs.get(*index);
+            arenas.push(buffer.ok_or(Failure::NoSuchOutput(*index))?.ints());
+        }
+        let masks = self.masks.as_mut().ok_or(Failure::NoMasks)?;
+        self.core
+            .fill_masks(&arenas, masks.ints_mut())
+            .map_err(Failure::Step)
+    }
+
     fn step(&mut self, output: Option<usize>) -> Result<plan::StepPlan, Failure> {
         let output = match output {
             None => None,
@@ -148,9 +167,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Core {
     /// A panic becomes an ordinary error: the loop reports it with a dump instead of tearing the process down.
-    fn guarded_step(&self, output: Option<usize>) -> Result<plan::StepPlan, Failure> {
-        let step = AssertUnwindSafe(|| lock(&self.engine).step(output));
-        catch_unwind(step).unwrap_or_else(|panic| {
+    fn guarded<T>(
+        &self,
+        work: impl FnOnce(&mut Engine) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let work = AssertUnwindSafe(|| work(&mut lock(&self.engine)));
+        catch_unwind(work).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
             let literal = || panic.downcast_ref::<&str>().map(ToString::to_string);
             Err(Failure::Broken(text.or_else(literal).unwrap_or_default()))
@@ -183,6 +205,7 @@ impl Core {
                 core,
                 arenas: Vec::new(),
                 outputs: Vec::new(),
+                masks: None,
             }),
         })
     }
@@ -226,11 +249,33 @@ impl Core {
         let is_long = lock(&self.engine).core.num_running() >= DETACH_FROM;
         // The lock is let go before the GIL is taken again: whoever waits for the lock may hold the GIL.
         let plan = if is_long {
-            py.detach(|| self.guarded_step(output))
+            py.detach(|| self.guarded(|engine| engine.step(output)))
         } else {
-            self.guarded_step(output)
+            self.guarded(|engine| engine.step(output))
         };
         StepPlan::new(py, &plan?)
+    }
+
+    #[getter]
+    fn mask_words(&self) -> u32 {
+        lock(&self.engine).core.mask_words()
+    }
+
+    fn register_masks(&self, masks: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut engine = lock(&self.engine);
+        let num_ints = engine.core.config().max_num_seqs * engine.core.mask_words();
+        let buffer = IntBuffer::new(masks, num_ints, "register_masks: the buffer")?;
+        engine.masks = Some(buffer);
+        Ok(())
+    }
+
+    fn fill_masks(&self, py: Python<'_>, outputs: Vec<usize>) -> PyResult<()> {
+        py.detach(|| self.guarded(|engine| engine.fill_masks(&outputs)))?;
+        Ok(())
+    }
+
+    fn use_tokenizer(&self, path: PathBuf, eos_token_ids: Vec<u32>) {
+        lock(&self.engine).core.use_tokenizer(path, eos_token_ids);
     }
 
     fn put_prompt_logprobs(
@@ -276,6 +321,12 @@ impl Core {
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let timeout = Duration::try_from_secs_f64(timeout_s)
             .map_err(|error| PyValueError::new_err(format!("timeout_s: {error}")))?;
+        let is_compiling = lock(&self.engine).core.is_compiling();
+        let timeout = if is_compiling {
+            timeout.min(COMPILING_WAIT)
+        } else {
+            timeout
+        };
         Ok(py.detach(|| self.inbox.wait(timeout)))
     }
 

@@ -112,6 +112,7 @@ pub struct StepPlan {
     pub new_rows: Py<PyList>,
     pub prompt_logprob_rows: Py<PyList>,
     pub has_calls: bool,
+    pub needs_masks: bool,
 }
 
 /// int32 little-endian.
@@ -168,6 +169,7 @@ impl StepPlan {
             new_rows: new_rows.unbind(),
             prompt_logprob_rows: prompt_logprob_rows.unbind(),
             has_calls: plan.has_calls,
+            needs_masks: plan.needs_masks,
         })
     }
 }

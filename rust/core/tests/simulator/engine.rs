@@ -76,6 +76,7 @@ pub fn request(request_id: u64, prompt: &[u32], max_tokens: u32) -> AddRequest {
         deadline_s: 0.0,
         logprobs: -1,
         prompt_logprobs: -1,
+        grammar: vec![],
         params: request_id.to_le_bytes().to_vec(),
     }
 }

@@ -1,0 +1,85 @@
+//! Work on many guides at once, on a few threads: taking tokens in, and filling masks.
+//!
+//! Guides of one lane share caches behind a lock, so a lane is the unit of work: no thread waits for another.
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::guide::Guide;
+
+/// Parsers recurse over what a client wrote.
+const STACK_BYTES: usize = 16 << 20;
+/// More threads than that only take cores from the runner.
+const MAX_THREADS: usize = 8;
+
+/// Microseconds of work from which on it is worth waking threads.
+const PARALLEL_WEIGHT: usize = 150;
+
+/// One guide's share of a batch.
+pub struct Task<'a> {
+    /// The caller's number for it; tasks are sorted by lane.
+    pub index: usize,
+    pub guide: Box<Guide>,
+    /// `None`: only tokens are taken in.
+    pub mask: Option<&'a mut [i32]>,
+}
+
+impl Task<'_> {
+    /// About how many microseconds it takes.
+    fn weight(&self) -> usize {
+        if self.mask.is_some() { 20 } else { 2 }
+    }
+
+    fn run(&mut self) {
+        match &mut self.mask {
+            Some(mask) => self.guide.fill(mask),
+            None => self.guide.advance(),
+        }
+    }
+}
+
+/// How many lanes a grammar has: as many as threads.
+pub fn num_lanes() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS))
+}
+
+/// The threads; started when first needed.
+#[derive(Default)]
+pub struct MaskPool {
+    pool: Option<ThreadPool>,
+}
+
+impl std::fmt::Debug for MaskPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MaskPool")
+    }
+}
+
+impl MaskPool {
+    /// Runs every task; few of them on the caller's thread.
+    pub fn run(&mut self, tasks: &mut [Task<'_>]) {
+        let num_lanes = num_lanes();
+        let is_little = tasks.iter().map(Task::weight).sum::<usize>() < PARALLEL_WEIGHT;
+        if is_little || num_lanes == 1 {
+            tasks.iter_mut().for_each(Task::run);
+            return;
+        }
+        if self.pool.is_none() {
+            let builder = ThreadPoolBuilder::new()
+                .num_threads(num_lanes)
+                .stack_size(STACK_BYTES)
+                .thread_name(|index| format!("octavo-mask-{index}"));
+            // Without threads the caller does it all.
+            self.pool = builder.build().ok();
+        }
+        let Some(pool) = &self.pool else {
+            tasks.iter_mut().for_each(Task::run);
+            return;
+        };
+        tasks.sort_by_key(|task| task.guide.lane());
+        pool.in_place_scope(|scope| {
+            for lane in tasks.chunk_by_mut(|a, b| a.guide.lane() == b.guide.lane()) {
+                scope.spawn(|_| lane.iter_mut().for_each(Task::run));
+            }
+        });
+    }
+}
