@@ -199,7 +199,13 @@ class EmbeddedDecoder:
     def weight_bytes(self) -> int:
         """Of packed matrices."""
     def register(
-        self, arenas: Sequence[Buffer], outputs: Sequence[Buffer], layout: ArenaLayout, output_layout: OutputLayout
+        self,
+        arenas: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        layout: ArenaLayout,
+        output_layout: OutputLayout,
+        masks: Buffer,
+        mask_words: int,
     ) -> None:
         """The same buffers as the Core's. ValueError on wrong sizes."""
     def admit(self, row: NewRow, sampling: object) -> None:

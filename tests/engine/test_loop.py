@@ -24,6 +24,7 @@ class Plan:
     step_id: int
     num_rows: int
     has_calls: bool = False
+    needs_masks: bool = False
 
 
 class ScriptedCore:

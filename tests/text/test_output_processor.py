@@ -316,12 +316,15 @@ def test_client_frames_have_the_documented_layout() -> None:
         params=b"{}",
         tenant=2**63,
         weight=1500,
+        grammar=b"{}{}",
     )
-    want = struct.pack("<BBQ4I", 2, 1, 2**50, 3, 7, 8, 9) + struct.pack("<3I", 2, 16, 1) + struct.pack("<II", 1, 4)
-    want += struct.pack("<iQII4sd", -3, 2**63, 1500, 4, b"salt", 1.5) + struct.pack("<iiI", -1, 5, 2) + b"{}"
+    want = struct.pack("<BBQ4I", 3, 1, 2**50, 3, 7, 8, 9) + struct.pack("<3I", 2, 16, 1) + struct.pack("<II", 1, 4)
+    want += (
+        struct.pack("<iQII4sd", -3, 2**63, 1500, 4, b"salt", 1.5) + struct.pack("<iiI4sI", -1, 5, 4, b"{}{}", 2) + b"{}"
+    )
     assert add == want
-    assert _core.encode_abort(5) == struct.pack("<BBQB", 2, 2, 5, 0)
-    assert _core.encode_abort(5, 3) == struct.pack("<BBQBI", 2, 2, 5, 1, 3)
-    assert _core.encode_call(6, b"ping") == struct.pack("<BBQ", 2, 3, 6) + b"ping"
+    assert _core.encode_abort(5) == struct.pack("<BBQB", 3, 2, 5, 0)
+    assert _core.encode_abort(5, 3) == struct.pack("<BBQBI", 3, 2, 5, 1, 3)
+    assert _core.encode_call(6, b"ping") == struct.pack("<BBQ", 3, 3, 6) + b"ping"
     with pytest.raises(OverflowError):
         _core.encode_abort(-1)

@@ -91,6 +91,7 @@ class HandPlan:
     new_rows: list[HandNewRow] = field(default_factory=list)
     prompt_logprob_rows: list[HandPromptRow] = field(default_factory=list)
     has_calls: bool = False
+    needs_masks: bool = False
 
 
 @dataclass
@@ -122,6 +123,11 @@ class HandCore:
         self.block_size = block_size
         self.prompt_logprobs: dict[int, list[tuple[Any, Any, Any]]] = {}
         self._next_step = 0
+
+    mask_words = 1
+
+    def register_masks(self, masks: Any) -> None:
+        """Nobody fills them: no plan needs masks."""
 
     def register(self, arenas: Sequence[Any], outputs: Sequence[Any]) -> None:
         self.arenas = [np.asarray(arena) for arena in arenas]

@@ -1,8 +1,8 @@
 //! The embedded decoder: weights come in as bytes, then steps as plans over registered arenas.
 
 use octavo_cpu::decoder::{
-    Activation, Choice, Decoder, DecoderError, Description, LayerKind, Rope, Serving, StepView,
-    WeightsBuilder,
+    Activation, Choice, Decoder, DecoderError, Description, LayerKind, Masks, Rope, Serving,
+    StepView, WeightsBuilder,
 };
 use octavo_cpu::sampling::{Params, SlotSampling};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -131,6 +131,9 @@ struct Arenas {
     outputs: Vec<IntBuffer>,
     layout: ArenaLayout,
     output_layout: OutputLayout,
+    /// One row of words a slot.
+    masks: IntBuffer,
+    mask_words: usize,
 }
 
 #[pyclass(module = "octavo._core")]
@@ -236,6 +239,8 @@ impl EmbeddedDecoder {
         outputs: Vec<Bound<'_, PyAny>>,
         layout: &ArenaLayout,
         output_layout: &OutputLayout,
+        masks: &Bound<'_, PyAny>,
+        mask_words: u32,
     ) -> PyResult<()> {
         let buffers = |objects: &[Bound<'_, PyAny>], num_ints, what| {
             let one = |object| IntBuffer::new(object, num_ints, what);
@@ -246,6 +251,8 @@ impl EmbeddedDecoder {
             outputs: buffers(&outputs, output_layout.num_ints, "output arena")?,
             layout: *layout,
             output_layout: *output_layout,
+            masks: IntBuffer::new(masks, layout.max_rows * mask_words, "masks")?,
+            mask_words: mask_words as usize,
         });
         Ok(())
     }
@@ -325,8 +332,12 @@ impl EmbeddedDecoder {
             .get_mut(plan.arena as usize)
             .ok_or_else(|| PyRuntimeError::new_err("no such arena"))?
             .ints_mut();
+        let masks = plan.needs_masks.then(|| Masks {
+            words: arenas.masks.ints(),
+            words_per_slot: arenas.mask_words,
+        });
         py.detach(|| {
-            let choices = decoder.sample(plan.num_sampled as usize, None)?;
+            let choices = decoder.sample(plan.num_sampled as usize, masks)?;
             write_choices(choices, output, &layout)
         })
         .map_err(to_py)

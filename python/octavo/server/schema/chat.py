@@ -14,6 +14,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.events import ToolName, TurnRequest
 from octavo.server.schema.parse import parse
 from octavo.server.schema.refused import refuse_unsupported
+from octavo.server.schema.response_format import constraint
 from octavo.server.schema.sampling import CommonRequest, sampling_params
 
 
@@ -70,6 +71,7 @@ def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Ch
             defaults,
             max_tokens=limits.pop() if limits else None,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            structured_outputs=constraint(body),
         )
     return request, turn_request(request, params)
 

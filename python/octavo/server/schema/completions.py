@@ -10,6 +10,7 @@ from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.schema.parse import parse
 from octavo.server.schema.refused import refuse_unsupported
+from octavo.server.schema.response_format import constraint
 from octavo.server.schema.sampling import CommonRequest, sampling_params
 
 # Most sequences (prompts x n) of one call.
@@ -46,6 +47,7 @@ def parse_completion(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tu
     own: dict[str, Any] = {
         "max_tokens": 16 if request.max_tokens is None else request.max_tokens,
         "logprobs": request.logprobs,
+        "structured_outputs": constraint(body),
     }
     if request.scores_only:
         if request.stream:

@@ -15,10 +15,6 @@ def _given(value: Any) -> bool:
     return value not in (None, False, "", [], {})
 
 
-def _not_text(value: Any) -> bool:
-    return value is not None and value != {"type": "text"}
-
-
 def _chooses_tools(value: Any) -> bool:
     return value not in (None, "none", "auto")
 
@@ -31,12 +27,10 @@ NOT_YET = "is not supported yet"
 
 # Field -> (refused when, what to say after the field's name).
 REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "response_format": (_not_text, f'other than {{"type": "text"}} {NOT_YET}'),
-    "structured_outputs": (_given, NOT_YET),
-    "guided_json": (_given, NOT_YET),
-    "guided_regex": (_given, NOT_YET),
-    "guided_choice": (_given, NOT_YET),
-    "guided_grammar": (_given, NOT_YET),
+    "guided_json": (_given, "is called structured_outputs.json"),
+    "guided_regex": (_given, "is called structured_outputs.regex"),
+    "guided_choice": (_given, "is called structured_outputs.choice"),
+    "guided_grammar": (_given, "is called structured_outputs.grammar"),
     "functions": (_given, "is not supported: use tools"),
     "function_call": (_chooses_tools, "is not supported: use tool_choice"),
     "suffix": (_given, NOT_YET),

@@ -15,7 +15,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.schema.parse import Check, check_for, pick
 
 # Fields with another form in the API than in SamplingParams: each endpoint gives them itself.
-_OWN_FORM = ("logprobs", "max_tokens", "detokenize")
+_OWN_FORM = ("logprobs", "max_tokens", "detokenize", "structured_outputs")
 
 FIELDS: dict[str, Check] = {
     **{name: check_for(hint) for name, hint in typing.get_type_hints(SamplingParams).items() if name not in _OWN_FORM},
@@ -44,6 +44,8 @@ class CommonRequest:
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     echo: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     def check(self, body: Mapping[str, Any]) -> None:
         """Contradictions between fields, as `RequestError`."""
