@@ -84,6 +84,8 @@ async def test_health_of_a_silent_engine(
 
 async def test_metrics(client: httpx.AsyncClient) -> None:
     await client.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 3})
+    await client.get("/v1/models/tiny")
+    await client.get("/v1/nothing/tiny")
     text = (await client.get("/metrics")).text
     for line in (
         'octavo:num_requests_running{model_name="tiny"} 2.0',
@@ -100,6 +102,8 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
         'octavo:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
         'octavo:request_queue_time_seconds_count{model_name="tiny"} 1.0',
         'octavo:http_responses_total{path="/v1/chat/completions",status="200"} 1.0',
+        'octavo:http_responses_total{path="/v1/models/{name:path}",status="200"} 1.0',
+        'octavo:http_responses_total{path="other",status="404"} 1.0',
     ):
         assert line in text.splitlines(), line
 

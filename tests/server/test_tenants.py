@@ -17,9 +17,12 @@ from starlette.datastructures import Headers
 
 from octavo.config import ServerConfig
 from octavo.errors import ConfigError
+from octavo.sampling_params import SamplingParams
 from octavo.server.app import make_app
 from octavo.server.context import ServerContext
+from octavo.server.generation import Generation, Prompt
 from octavo.server.tenants.bucket import Bucket
+from octavo.server.tenants.caller import Caller, calling
 from octavo.server.tenants.keyring import Keyring
 from octavo.server.tenants.spec import read_keys_file
 
@@ -130,6 +133,27 @@ async def test_calls_at_a_time(app: Starlette, client: httpx.AsyncClient, llm: F
     assert (await ask(client, "single-key")).status_code == 200
     context: ServerContext = app.state.context
     assert context.keyring.tenants["single"].num_live == 0
+
+
+async def test_what_goes_on_after_the_answer_counts_until_its_end(
+    app: Starlette, client: httpx.AsyncClient, llm: FakeLLM
+) -> None:
+    context: ServerContext = app.state.context
+    tenant = context.keyring.tenants["single"]
+    gate = asyncio.Event()
+    llm.script = lambda request: [gate, [FakeDelta(text="a", token_ids=[97], finish_reason="stop")]]
+    call = Caller(tenant, counts=True)
+    call.hold()
+    with calling(call):
+        background = Generation(context, [Prompt([1], None)], SamplingParams())
+    call.release()
+    assert tenant.num_live == 1
+    assert (await ask(client, "single-key")).status_code == 429
+    background.close()
+    background.close()
+    assert tenant.num_live == 0
+    gate.set()
+    assert (await ask(client, "single-key")).status_code == 200
 
 
 async def test_a_client_that_leaves_gives_its_place_back(app: Starlette, llm: FakeLLM) -> None:

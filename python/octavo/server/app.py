@@ -95,7 +95,7 @@ def _build(context: ServerContext, routes: Sequence[Route], keyring: Keyring) ->
         keyring=keyring,
         body_limit=BodyLimit(config.max_body_bytes, "--max-body-bytes"),
         metrics=context.metrics,
-        paths=[route.path for route in routes],
+        routes=routes,
         body_limits={"/v1/files": upload_limit} if context.batches is not None else {},
     )
     app = Starlette(routes=routes, middleware=[gate], exception_handlers=HANDLERS)

@@ -57,6 +57,8 @@ class Generation:
         tenant = caller.current().tenant
         params = tenant.limit_params(params)
         self.record = CallRecord(context, prompts, params)
+        self.record.caller.hold()
+        self._is_closed = False
         self._task = asyncio.current_task()
         self._cut: ApiError | None = None
         self._streams: list[Stream] = []
@@ -196,6 +198,10 @@ class Generation:
 
     def close(self) -> None:
         """Abort what still runs."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.record.caller.release()
         self._live.discard(self)
         for stream in self._streams:
             stream.close()

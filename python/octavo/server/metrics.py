@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from octavo.protocol import ModelFacts
 from octavo.server.report import CallReport
 from octavo.server.tenants.tenant import Tenant
 
@@ -92,6 +93,8 @@ class EngineState(Protocol):
     def state(self) -> str: ...
     @property
     def num_restarts(self) -> int: ...
+    @property
+    def facts(self) -> ModelFacts | None: ...
 
 
 class ServerMetrics(Collector):
@@ -140,6 +143,13 @@ class ServerMetrics(Collector):
         usage = 1 - stats.get("num_free_blocks", 0) / num_blocks if num_blocks else 0.0
         yield _gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", model, usage)
         yield _gauge("engine_up", "1 while requests are taken.", model, float(self._engine.state == "ready"))
+        cache = GaugeMetricFamily(
+            PREFIX + "cache_config_info", "1; the labels tell of the KV cache.", labels=["block_size", "num_gpu_blocks"]
+        )
+        facts = self._engine.facts
+        if facts is not None:
+            cache.add_metric([str(facts.block_size), str(facts.num_blocks)], 1)
+        yield cache
         restarts = CounterMetricFamily(PREFIX + "engine_restarts", "Engines that ended and were replaced.")
         restarts.add_metric([], self._engine.num_restarts)
         yield restarts

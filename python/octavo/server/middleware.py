@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.anthropic.errors import is_anthropic
@@ -19,7 +20,6 @@ from octavo.server.errors import ApiError, error_response, to_api_error
 from octavo.server.metrics import ServerMetrics
 from octavo.server.tenants.caller import Caller, calling
 from octavo.server.tenants.keyring import Keyring
-from octavo.server.tenants.tenant import Tenant
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -41,7 +41,7 @@ class Gate:
     Args:
         keyring: Who may call.
         body_limit: Larger bodies get 413, at the latest while they are read.
-        paths: Known paths, the labels of the response counter.
+        routes: What the app serves: their paths are the labels of the response counter.
         body_limits: Paths whose bodies have a bound of their own.
     """
 
@@ -52,14 +52,14 @@ class Gate:
         keyring: Keyring,
         body_limit: BodyLimit,
         metrics: ServerMetrics,
-        paths: Collection[str],
+        routes: Iterable[Route],
         body_limits: Mapping[str, BodyLimit],
     ) -> None:
         self._app = app
         self._keyring = keyring
         self._body_limit = body_limit
         self._metrics = metrics
-        self._paths = frozenset(paths)
+        self._labels = {route.endpoint: route.path for route in routes}
         self._body_limits = body_limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,11 +73,9 @@ class Gate:
         extra = [(b"x-request-id", request_id.encode())]
         if is_anthropic(scope):
             extra.append((b"request-id", request_id.encode()))
-        label = path if path in self._paths else "other"
         tenant = self._keyring.find(headers)
-        caller = Caller(tenant or self._keyring.everybody, request_id, headers.get("traceparent"))
         counts = tenant is not None and scope["method"] in COUNTED_METHODS
-
+        caller = Caller(tenant or self._keyring.everybody, request_id, headers.get("traceparent"), counts=counts)
         has_begun = False
 
         async def answer(message: Message) -> None:
@@ -86,7 +84,7 @@ class Gate:
                 has_begun = True
                 limits = caller.tenant.headers() if counts else []
                 message["headers"] = [*message.get("headers", ()), *extra, *limits, *caller.timing_headers()]
-                self._metrics.count_response(label, message["status"])
+                self._metrics.count_response(self._labels.get(scope.get("endpoint"), "other"), message["status"])
             await send(message)
 
         with calling(caller):
@@ -98,7 +96,7 @@ class Gate:
                 if length.isdecimal() and int(length[:20]) > most.num_bytes:
                     raise _too_large(most)
                 if counts:
-                    await self._counted(caller.tenant, scope, _limited(receive, most), answer)
+                    await self._counted(caller, scope, _limited(receive, most), answer)
                 else:
                     await self._app(scope, _limited(receive, most), answer)
             except Exception as error:
@@ -106,13 +104,14 @@ class Gate:
                     raise
                 await error_response(to_api_error(error), scope)(scope, receive, answer)
 
-    async def _counted(self, tenant: Tenant, scope: Scope, receive: Receive, answer: Send) -> None:
+    async def _counted(self, caller: Caller, scope: Scope, receive: Receive, answer: Send) -> None:
         """A call within its tenant's limits, from its arrival to the last byte of its answer."""
-        tenant.enter()
+        caller.tenant.enter()
+        caller.hold()
         try:
             await self._app(scope, receive, answer)
         finally:
-            tenant.leave()
+            caller.release()
 
 
 def _too_large(most: BodyLimit) -> ApiError:

@@ -25,6 +25,20 @@ class Caller:
     arrival_s: float = field(default_factory=time.perf_counter)
     queue_s: float | None = None
     first_token_s: float | None = None
+    counts: bool = False
+    """Whether the call is one of its tenant's calls in flight."""
+    _num_holds: int = 0
+
+    def hold(self) -> None:
+        """The call goes on until `release`: its answer, or work of it that outlives the answer."""
+        self._num_holds += 1
+        if self.counts and self._num_holds == 1:
+            self.tenant.num_live += 1
+
+    def release(self) -> None:
+        self._num_holds -= 1
+        if self.counts and self._num_holds == 0:
+            self.tenant.num_live -= 1
 
     def timing_headers(self) -> list[tuple[bytes, bytes]]:
         """What is known when the answer begins: a stream begins with its first token, other answers at their end."""

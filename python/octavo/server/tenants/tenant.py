@@ -41,7 +41,7 @@ class Tenant:
         self.name = name
         self.usage = Usage()
         self.num_live = 0
-        """Calls in flight."""
+        """Calls in flight, those that go on in the background among them (`Caller`)."""
         self._clock = clock
         self.apply(spec)
 
@@ -64,7 +64,7 @@ class Tenant:
         return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "little") or 1
 
     def enter(self) -> None:
-        """A call begins; `leave` must follow. `ApiError` (429) when a limit is reached."""
+        """A call arrives. `ApiError` (429) when a limit is reached."""
         if self.requests is not None and self.requests.level < 1:
             raise self._refusal("requests", self.requests.wait_s(1), f"{self.requests.per_minute} requests a minute")
         if self.tokens is not None and self.tokens.level < 1:
@@ -74,11 +74,7 @@ class Tenant:
             raise self._refusal("concurrent", 1.0, f"{limit} calls at a time")
         if self.requests is not None:
             self.requests.take(1)
-        self.num_live += 1
         self.usage.num_calls += 1
-
-    def leave(self) -> None:
-        self.num_live -= 1
 
     def _refusal(self, what: str, wait_s: float, limit: str) -> ApiError:
         self.usage.refused[what] += 1
