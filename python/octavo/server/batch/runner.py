@@ -90,6 +90,8 @@ class BatchRunner:
         """Run the requests; how the batch ended."""
         running = asyncio.create_task(self._run_requests(batch))
         self._requests[batch.id] = running
+        if batch.id in self._cancelled:  # asked for while the file was read
+            running.cancel()
         try:
             await asyncio.wait({running}, timeout=max(0.0, batch.object["expires_at"] - self._clock()))
             if running.done() and not running.cancelled():
