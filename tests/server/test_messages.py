@@ -13,7 +13,7 @@ from fake_engine import FakeDelta, FakeLLM, Item, Submitted
 from scripted import CALLED, Scripted, call, text, thought
 from starlette.applications import Starlette
 
-from octavo.errors import EngineDeadError, OverloadError
+from octavo.errors import EngineDeadError, OverloadError, RequestError
 from octavo.server.anthropic.answer import signature_of
 from octavo.server.events import ToolName, TurnEnd
 
@@ -186,6 +186,22 @@ async def test_tool_choice(
     assert request_of(scripted).parallel_tool_calls == parallel
 
 
+async def test_output_format(claude: anthropic.AsyncAnthropic, scripted: Scripted, llm: FakeLLM) -> None:
+    scripted.say(text("{}"))
+    config: Any = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    await create(claude, output_config=config)
+    assert request_of(scripted).params.structured_outputs.json == {"type": "object"}
+    with pytest.raises(anthropic.BadRequestError, match="give one"):
+        await create(claude, output_config=config, extra_body={"structured_outputs": {"regex": "a"}})
+
+
+async def test_a_schema_that_the_engine_refuses(claude: anthropic.AsyncAnthropic, llm: FakeLLM) -> None:
+    llm.script = lambda request: [RequestError("structured_outputs uses 'not'", "structured_outputs")]
+    config: Any = {"format": {"type": "json_schema", "schema": {"not": {}}}}
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format uses"):
+        await create(claude, output_config=config)
+
+
 async def test_effort(claude: anthropic.AsyncAnthropic, scripted: Scripted) -> None:
     scripted.say(text("a"))
     await create(claude, thinking={"type": "adaptive"}, output_config={"effort": "xhigh"})
@@ -248,6 +264,7 @@ async def test_an_error_in_the_middle_of_a_stream(claude: anthropic.AsyncAnthrop
         ({"thinking": {"type": "enabled"}}, "budget_tokens is required"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
         ({"output_config": {"effort": "zeal"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type"),
         ({"mcp_servers": [{"type": "url", "url": "http://x"}]}, "never contacted"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"priority": 2**31}, "priority"),

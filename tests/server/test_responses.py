@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 from asgi_call import AsgiCall
 from fake_engine import FakeDelta, FakeLLM, Item, Submitted
@@ -14,7 +15,7 @@ from openai_client import client_of
 from scripted import CALLED, Scripted, call, text, thought
 from starlette.applications import Starlette
 
-from octavo.errors import EngineDeadError, OverloadError
+from octavo.errors import EngineDeadError, OverloadError, RequestError
 from octavo.server.events import ContentDelta, ToolName, TurnEnd
 from octavo.server.responses.items import sealed
 
@@ -139,6 +140,18 @@ async def test_stream_helper_gets_what_one_piece_has(openai_client: openai.Async
     assert [event.delta for event in seen if event.type == "response.output_text.delta"] == ["é", "\u2028"]
 
 
+async def test_parse(openai_client: openai.AsyncOpenAI, scripted: Scripted) -> None:
+    class City(pydantic.BaseModel):
+        name: str
+
+    scripted.say(text('{"name":', '"Rome"}'))
+    answer = await openai_client.responses.parse(model="tiny", input="city?", text_format=City)
+    assert answer.output_parsed == City(name="Rome")
+    constraint = scripted.turns[0].request.params.structured_outputs
+    assert constraint.json["properties"]["name"]["type"] == "string"
+    assert answer.text.format.type == "json_schema"  # type: ignore[union-attr]
+
+
 async def test_logprobs(openai_client: openai.AsyncOpenAI, scripted: Scripted) -> None:
     rows = [(2, [(66, -1.5), (65, -0.5)])]
     scripted.say([ContentDelta(0, "c", rows, [66]), TurnEnd(0, "stop")])
@@ -188,6 +201,15 @@ async def test_truncation_drops_the_oldest_turns(openai_client: openai.AsyncOpen
     assert "h" * 20 in prompt
     assert "a" * 20 not in prompt
     assert len(submitted) + 2 <= 128 < len(submitted) + 2 + 50  # one turn more would not fit
+
+
+async def test_a_schema_that_the_engine_refuses(openai_client: openai.AsyncOpenAI, llm: FakeLLM) -> None:
+    llm.script = lambda request: [RequestError("structured_outputs uses 'not'", "structured_outputs")]
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match=r"text\.format uses") as refused:
+            await create(openai_client, text=form, stream=stream)
+        assert refused.value.param == "text.format"
 
 
 async def test_errors(openai_client: openai.AsyncOpenAI, llm: FakeLLM) -> None:
@@ -241,6 +263,8 @@ async def test_a_stream_that_fails(openai_client: openai.AsyncOpenAI, llm: FakeL
         ({"reasoning": {"effort": "zeal"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema is required"),
+        ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, "give one"),
+        ({"structured_outputs": {"shape": "x"}}, "no field 'shape'"),
         ({"truncation": "some"}, "truncation"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"top_logprobs": 21}, "top_logprobs"),

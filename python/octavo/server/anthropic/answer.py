@@ -20,6 +20,8 @@ from octavo.server.events import (
     TurnEnd,
     TurnEvent,
 )
+from octavo.server.schema.messages import WORDS
+from octavo.server.schema.words import all_renamed
 from octavo.server.turn import Turn
 
 Event = dict[str, Any]
@@ -80,7 +82,7 @@ class MessageWriter:
     async def events(self) -> AsyncIterator[list[Event]]:
         """Everything from message_start to message_stop."""
         started = False
-        async for batch in self._turn.events():
+        async for batch in all_renamed(self._turn.events(), WORDS):
             events = [event for item in batch for event in self._write(item)]
             if not started:
                 events.insert(0, self._start())

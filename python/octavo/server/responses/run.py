@@ -24,7 +24,7 @@ from octavo.server.responses.store import Kept
 from octavo.server.responses.tools import Toolbox, choose
 from octavo.server.responses.truncate import drop_oldest
 from octavo.server.schema.responses import WORDS, ResponsesRequest
-from octavo.server.schema.words import renamed
+from octavo.server.schema.words import all_renamed, renamed
 from octavo.server.turn import Turn
 
 ENDS = ("stop", "length", "tool_calls")
@@ -148,7 +148,7 @@ class ResponseRun:
             said = _Said()
             turn = self._turn
             assert turn is not None, "start comes first"
-            async for batch in turn.events():
+            async for batch in all_renamed(turn.events(), WORDS):
                 events = [] if opened else self._opening()
                 opened = True
                 events += [out for event in batch for out in self._read(event, said)]

@@ -9,7 +9,8 @@ from starlette.routing import Route
 from octavo.server.anthropic.answer import MessageWriter
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
-from octavo.server.schema.messages import parse_count, parse_messages
+from octavo.server.schema.messages import WORDS, parse_count, parse_messages
+from octavo.server.schema.words import renamed
 from octavo.server.sse import ClientGoneError, EventStream, while_connected
 from octavo.server.turn import Turn, prompt_token_ids
 
@@ -21,7 +22,8 @@ async def messages(request: Request) -> Response:
     body, size_bytes = await read_json(request)
     wanted, turn_request = parse_messages(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
-    turn = await Turn.start(context, turn_request, size_bytes=size_bytes)
+    with renamed(WORDS):
+        turn = await Turn.start(context, turn_request, size_bytes=size_bytes)
     writer = MessageWriter(
         turn,
         id=f"msg_{request.state.request_id}",

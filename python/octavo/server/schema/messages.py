@@ -15,7 +15,10 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.anthropic.conversation import to_chat
 from octavo.server.events import ToolName, TurnRequest
 from octavo.server.schema.parse import parse
+from octavo.server.schema.response_format import beside
 from octavo.server.schema.sampling import sampling_params
+from octavo.server.schema.words import renamed
+from octavo.structured_outputs import StructuredOutputs
 
 MAX_TOOLS = 1024
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -30,6 +33,8 @@ REFUSED = {
     "logprobs": "is not part of this API: see /v1/chat/completions",
     "prompt_logprobs": "is not part of this API: see /v1/chat/completions",
 }
+# The engine's names of fields -> this endpoint's.
+WORDS = {"prompt": "messages", "stop": "stop_sequences", "structured_outputs": "output_config.format"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,7 @@ class MessagesRequest(CountRequest):
     """Fields of a call; sampling fields are those of the other endpoints."""
 
     max_tokens: int
+    structured_outputs: dict[str, Any] | None = None
     stop_sequences: list[str] | None = None
     stream: bool = False
     priority: int = 0
@@ -108,12 +114,13 @@ def parse_messages(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
     thinking = wanted.thinking
     if thinking is not None and thinking.budget_tokens is not None and thinking.budget_tokens >= wanted.max_tokens:
         raise RequestError("thinking.budget_tokens must be less than max_tokens", param="thinking.budget_tokens")
-    try:
-        params = sampling_params(body, defaults, max_tokens=wanted.max_tokens, stop=wanted.stop_sequences or ())
-    except RequestError as error:
-        if error.param != "stop":
-            raise
-        raise RequestError(f"stop_sequences{str(error).removeprefix('stop')}", param="stop_sequences") from None
+    with renamed(WORDS):
+        own = {
+            "max_tokens": wanted.max_tokens,
+            "stop": wanted.stop_sequences or (),
+            "structured_outputs": beside(body, _format(wanted.output_config), "output_config.format"),
+        }
+        params = sampling_params(body, defaults, **own)
     return wanted, _turn(wanted, params, priority=wanted.priority, cache_salt=wanted.cache_salt)
 
 
@@ -132,7 +139,7 @@ def _turn(wanted: CountRequest, params: SamplingParams, **own: Any) -> TurnReque
     messages = to_chat(wanted.system, wanted.messages)
     return TurnRequest(
         messages=messages,
-        params=_formatted(params, wanted.output_config),
+        params=params,
         tools=tools,
         tool_choice=_tool_choice(choice, tools),
         parallel_tool_calls=not choice.disable_parallel_tool_use,
@@ -219,7 +226,10 @@ def _thinking(wanted: CountRequest) -> tuple[str, int | None]:
     return EFFORTS[effort or "medium"], thinking.budget_tokens
 
 
-def _formatted(params: SamplingParams, config: OutputConfig | None) -> SamplingParams:
+def _format(config: OutputConfig | None) -> StructuredOutputs | None:
+    """The constraint of `output_config.format`."""
     if config is None or config.format is None:
-        return params
-    raise RequestError("output_config.format is not supported yet", param="output_config.format", code="unsupported")
+        return None
+    if config.format.type != "json_schema":
+        raise RequestError("output_config.format.type must be json_schema", param="output_config.format.type")
+    return StructuredOutputs(json=config.format.schema)

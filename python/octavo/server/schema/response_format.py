@@ -14,14 +14,19 @@ FIELD = "response_format"
 
 def constraint(body: Mapping[str, Any]) -> StructuredOutputs | None:
     """The constraint on the answer. `RequestError` names the field at fault."""
-    format_, outputs = body.get(FIELD), body.get(PARAM)
-    wanted = None if format_ is None else from_format(format_)
+    format_ = body.get(FIELD)
+    return beside(body, None if format_ is None else from_format(format_), FIELD)
+
+
+def beside(body: Mapping[str, Any], wanted: StructuredOutputs | None, field: str) -> StructuredOutputs | None:
+    """The constraint that an API's own `field` asks for, or else that of `structured_outputs`."""
+    outputs = body.get(PARAM)
     if outputs is None:
         return wanted
     if not isinstance(outputs, Mapping):
         raise RequestError(f"{PARAM} must be an object, got {show(outputs)}", PARAM)
     if wanted is not None:
-        raise RequestError(f"{FIELD} and {PARAM} are both given: give one", PARAM)
+        raise RequestError(f"{field} and {PARAM} are both given: give one", PARAM)
     return StructuredOutputs.from_mapping(outputs)
 
 

@@ -13,8 +13,10 @@ from octavo.chat_template import check_template_kwargs
 from octavo.errors import RequestError
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.server.schema.parse import parse
+from octavo.server.schema.response_format import beside
 from octavo.server.schema.sampling import sampling_params
 from octavo.server.schema.words import renamed
+from octavo.structured_outputs import StructuredOutputs
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED_REASONING = "reasoning.encrypted_content"
@@ -84,6 +86,7 @@ class ResponsesRequest:
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
     text: Text | None = None
+    structured_outputs: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
     include_reasoning: bool = True
     max_output_tokens: int | None = None
@@ -126,8 +129,8 @@ def parse_responses(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tup
     own: dict[str, Any] = {"max_tokens": wanted.max_output_tokens}
     if wanted.wants_logprobs or wanted.top_logprobs is not None:
         own["logprobs"] = wanted.top_logprobs or 0
-    own.update(_format(wanted.text))
     with renamed(WORDS):
+        own["structured_outputs"] = beside(body, _format(wanted.text), "text.format")
         params = sampling_params(body, defaults, **own)
     if params.n != 1:
         raise RequestError("n is not part of this API: send several requests", param="n", code="unsupported")
@@ -166,13 +169,15 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
         )
 
 
-def _format(text: Text | None) -> dict[str, Any]:
-    """The constraint of `text.format` as a field of `SamplingParams`."""
+def _format(text: Text | None) -> StructuredOutputs | None:
+    """The constraint of `text.format`."""
     wanted = text.format if text is not None else None
     if wanted is None or wanted.type == "text":
-        return {}
-    if wanted.type not in ("json_object", "json_schema"):
+        return None
+    if wanted.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    if wanted.type != "json_schema":
         raise RequestError("text.format.type must be text, json_object or json_schema", param="text.format.type")
-    if wanted.type == "json_schema" and wanted.schema is None:
+    if wanted.schema is None:
         raise RequestError("text.format.schema is required", param="text.format.schema")
-    raise RequestError(f"text.format {wanted.type} is not supported yet", param="text.format", code="unsupported")
+    return StructuredOutputs(json=wanted.schema)

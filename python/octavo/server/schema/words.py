@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 from octavo.errors import RequestError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -21,3 +24,10 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         if message.startswith(f"{error.param} "):
             message = param + message.removeprefix(str(error.param))
         raise RequestError(message, param=param, code=error.code) from None
+
+
+async def all_renamed(source: AsyncIterator[T], names: Mapping[str, str]) -> AsyncIterator[T]:
+    """The same items; errors on the way are said in the endpoint's words."""
+    with renamed(names):
+        async for item in source:
+            yield item
