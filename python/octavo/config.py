@@ -146,8 +146,8 @@ class ExecutionConfig:
     )
     attention_backend: str = option(
         "auto",
-        "Paged attention; auto takes the fastest for the device.",
-        choices=("auto", "reference", "cpu", "triton"),
+        "Paged attention; auto takes Octavo's own for the device, flash leaves prompts to FlashAttention 3.",
+        choices=("auto", "reference", "cpu", "triton", "flash"),
     )
     decode_kernels: str = option(
         "auto",

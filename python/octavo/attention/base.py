@@ -96,6 +96,7 @@ BACKENDS = {
     "reference": "octavo.attention.reference:ReferenceAttention",
     "cpu": "octavo.attention.cpu:CpuAttention",
     "triton": "octavo.attention.triton:TritonAttention",
+    "flash": "octavo.attention.flash:flash_attention",
 }
 
 

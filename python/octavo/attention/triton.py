@@ -6,22 +6,37 @@ all go through the latter, which walks a row's cache in one order however many o
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from octavo.attention.base import AttentionSpec, ForwardContext, dense_heads
+from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.interpreter import mend
 from octavo.kernels.triton.kv_write import write_kv
 from octavo.kernels.triton.paged_decode import DecodePlan, paged_decode, plan_decode
 from octavo.kernels.triton.paged_prefill import paged_prefill
 
 
-class TritonAttention:
-    """Paged attention with online softmax in fp32; bf16, fp16 and (slowly) fp32."""
+class PromptAttention(Protocol):
+    """What may take the prefill kernel's place."""
 
-    def __init__(self, *, deterministic: bool = False) -> None:
+    def fits(self, spec: AttentionSpec, cache: Tensor) -> bool:
+        """Whether it can run the layer."""
+
+    def attend(self, spec: AttentionSpec, q_thd: Tensor, cache: Tensor, ctx: ForwardContext) -> Tensor:
+        """Attention of the rows from ctx.num_decode_rows on, K and V written; q holds their tokens: [t, h, d]."""
+
+
+class TritonAttention:
+    """Paged attention with online softmax in fp32; bf16, fp16 and (slowly) fp32. `prompts` runs what layers it fits,
+    but for decode rows."""
+
+    def __init__(self, *, deterministic: bool = False, prompts: PromptAttention | None = None) -> None:
         mend()
         self._deterministic = deterministic
+        self._prompts = prompts
 
     def prepare(self, ctx: ForwardContext) -> None:
         """Scratch of an earlier step is of no use to this one (a graph's pool may have taken it)."""
@@ -36,6 +51,10 @@ class TritonAttention:
         """See `AttentionBackend.attend_cached`. A token's heads are dense in q; tokens may lie apart."""
         cache = ctx.kv_cache[spec.layer]
         counted = ctx.num_decode_rows_1 is not None
+        prompts = None if counted or self._prompts is None or not self._prompts.fits(spec, cache) else self._prompts
+        only_prompts = not ctx.num_decode_rows and q_thd.shape[0] == ctx.num_tokens
+        if prompts is not None and only_prompts and not only_compiling():
+            return prompts.attend(spec, q_thd, cache, ctx)
         make = torch.zeros if counted else torch.empty  # who knows which tokens have a row
         out_thd = make(q_thd.shape, dtype=q_thd.dtype, device=q_thd.device)
         if q_thd.shape[0] > ctx.num_tokens:
@@ -48,7 +67,10 @@ class TritonAttention:
             self._prefill(spec, q_thd, cache, ctx, out_thd, rows=(0, decodes), max_query_len=1)
         elif decodes:
             self._decode(spec, q_thd, cache, ctx, out_thd)
-        if ctx.num_rows > decodes:
+        if ctx.num_rows > decodes and prompts is not None:
+            if not only_compiling():
+                out_thd[decodes : ctx.num_tokens] = prompts.attend(spec, q_thd[decodes : ctx.num_tokens], cache, ctx)
+        elif ctx.num_rows > decodes:
             rows = decodes, ctx.num_rows
             self._prefill(spec, q_thd, cache, ctx, out_thd, rows=rows, max_query_len=ctx.max_query_len)
         return out_thd

@@ -24,8 +24,8 @@ BACKENDS = {"cpu": "cpu", "cuda": "triton"}
 MAX_PROMPT_GRAPH_TOKENS = 2048
 GRAPH_SHARE = 4
 """Steps with prompts of a graph have at most so large a part of the tokens of the largest step."""
-GRAPH_BACKENDS = frozenset({"triton"})
-"""Backends that can run in a CUDA graph."""
+GRAPH_BACKENDS = frozenset({"triton", "flash"})
+"""Backends whose decode steps are Triton kernels: they can run in a CUDA graph, and beside other fused kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
     if config.execution.deterministic:
         _check_deterministic(config, device, backend)
     decode_kernels = config.execution.decode_kernels
-    if decode_kernels == "auto" and backend != BACKENDS["cuda"]:
+    if decode_kernels == "auto" and backend not in GRAPH_BACKENDS:
         decode_kernels = "plain"  # fused kernels attend themselves: whoever names another backend wants that one
     execution = replace(
         config.execution,

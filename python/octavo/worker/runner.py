@@ -34,6 +34,7 @@ from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.mixed_graphs import MixedGraphs
+from octavo.worker.resolve import GRAPH_BACKENDS
 from octavo.worker.slots import Slots
 from octavo.worker.step_kernels import StepKernels
 from octavo.worker.step_kinds import StepKind, mixed_kinds
@@ -137,7 +138,7 @@ class TorchRunner:
             vocab_size=self._model.vocab_size,
             num_slots=limits.max_num_seqs,
             device=device,
-            max_fused_rows=self._chunk_rows if self.config.execution.attention_backend == "triton" else 0,
+            max_fused_rows=self._chunk_rows if self.config.execution.attention_backend in GRAPH_BACKENDS else 0,
         )
         execution = self.config.execution
         self._graphs = DecodeGraphs(execution.cuda_graph_sizes, plan.max_model_len)
