@@ -12,8 +12,9 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor
 
+from octavo.models import registry
 from octavo.models.base import CausalLM
-from octavo.models.config import NormalConfig, normalize_config
+from octavo.models.config import NormalConfig
 from octavo.models.registry import build_model
 
 SMALL = {
@@ -156,7 +157,7 @@ def save(model: Any, folder: Path) -> Path:
 
 def read_config(folder: Path, **changes: Any) -> NormalConfig:
     """The folder's config.json, with some fields changed."""
-    return normalize_config({**json.loads((folder / "config.json").read_text()), **changes})
+    return registry.read_config({**json.loads((folder / "config.json").read_text()), **changes})
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

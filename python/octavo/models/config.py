@@ -251,7 +251,7 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
     attention_bias = bool(reader.get("attention_bias", False))
     family = reader.model_type
     return NormalConfig(
-        architecture=_architecture(raw, family),
+        architecture=architecture_of(raw),
         model_type=family,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden,
@@ -279,8 +279,9 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
     )
 
 
-def _architecture(raw: Mapping[str, Any], model_type: str) -> str:
-    names = raw.get("architectures")
+def architecture_of(raw: Mapping[str, Any]) -> str:
+    """The class that a config.json was saved from. ModelError when it does not tell."""
+    names, model_type = raw.get("architectures"), str(raw.get("model_type", ""))
     if isinstance(names, list) and names and isinstance(names[0], str):
         return names[0]
     if model_type in DEFAULT_ARCHITECTURES:

@@ -1,11 +1,15 @@
-"""From a model's config to the class that runs it. Native families are a table; every other decoder goes through
-transformers_backend.py. Whatever can't run is refused here, before a weight is read.
+"""From a model's config to the class that runs it. Native families are a table; every other decoder is Transformers'
+class, on packed rows where its attention can be replaced (transformers_backend.py), else row by row
+(transformers_rows.py). Whatever can't run is refused here, before a weight is read.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,8 +19,10 @@ from octavo.layers.invariant import invariant
 from octavo.layers.linear import DENSE, Choice, Linear, LinearMethod, dense
 from octavo.layers.quant.methods import find_method, fits
 from octavo.models.base import CausalLM
-from octavo.models.config import NormalConfig
+from octavo.models.config import NormalConfig, architecture_of, normalize_config
 from octavo.models.decoder import Decoder, Family
+
+logger = logging.getLogger(__name__)
 
 NATIVE = {
     "LlamaForCausalLM": "octavo.models.llama:FAMILY",
@@ -29,9 +35,25 @@ NATIVE = {
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 
 
-def is_native(architecture: str) -> bool:
+RENAMED = frozenset({"exaone"})
+"""Model types whose checkpoints have names of their own, though a native class runs them."""
+
+
+def is_native(architecture: str, model_type: str = "") -> bool:
     """Octavo runs it with its own layers."""
-    return architecture in NATIVE
+    return architecture in NATIVE and model_type not in RENAMED
+
+
+def read_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> NormalConfig:
+    """The normal form of any config.json; Transformers is asked for what it means where Octavo has no layers for it.
+    ModelError: nobody knows the model, or a field is missing or senseless."""
+    if raw.get("is_encoder_decoder"):
+        raise ModelError(f"{architecture_of(raw)} is an encoder-decoder; Octavo runs decoders")
+    if is_native(architecture_of(raw), str(raw.get("model_type"))):
+        return normalize_config(raw, generation_config)
+    from octavo.models.transformers_config import normalize_foreign  # imports Transformers: seconds
+
+    return normalize_foreign(raw, generation_config)
 
 
 def build_model(
@@ -52,11 +74,10 @@ def build_model(
     layers that the checkpoint leaves unquantized stay so. `deterministic`: batch-invariant (layers/invariant.py).
     ModelError for an architecture that can't run.
     """
-    check_supported(config)
     if deterministic:
         _check_deterministic(config, quantization)
     max_length = max_model_len or config.max_position_embeddings
-    if is_native(config.architecture):
+    if is_native(config.architecture, config.model_type):
         module, attribute = NATIVE[config.architecture].split(":")
         family: Family = getattr(import_module(module), attribute)
         return Decoder(
@@ -73,26 +94,32 @@ def build_model(
         raise ModelError(f"--decode-kernels fused can't run {config.architecture}: use auto or plain")
     if quantization != "none":
         raise ModelError(f"--quantization {quantization} can't run {config.architecture}: use none")
-    from octavo.models.transformers_backend import TransformersModel  # imports Transformers: seconds
+    return _foreign(config, dtype, device, max_length)
 
-    return TransformersModel(config, dtype=dtype, device=device, max_length=max_length)
+
+def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> CausalLM:
+    """Transformers' model, the quickest way that it runs."""
+    from octavo.models.transformers_backend import TransformersModel  # imports Transformers: seconds
+    from octavo.models.transformers_build import NotPackableError
+    from octavo.models.transformers_rows import TransformersRows
+
+    try:
+        return TransformersModel(config, dtype=dtype, device=device, max_length=max_length)
+    except NotPackableError as reason:
+        if device.type != "meta":
+            logger.warning("%s; it runs row by row with Transformers' own cache: right, not fast", reason)
+        return TransformersRows(config, dtype=dtype, device=device, max_length=max_length)
 
 
 def _check_deterministic(config: NormalConfig, quantization: str) -> None:
     """ModelError for layers that have no batch-invariant form."""
     for problem, is_there in (
-        (f"{config.architecture}, which has no native layers", not is_native(config.architecture)),
+        (f"{config.architecture}, which has no native layers", not is_native(config.architecture, config.model_type)),
         ("mixtures of experts", config.experts is not None),
         (f"--quantization {quantization}: use none", quantization != "none"),
     ):
         if is_there:
             raise ModelError(f"--deterministic can't run {problem}")
-
-
-def check_supported(config: NormalConfig) -> None:
-    """ModelError for an encoder-decoder (unknown quantizations are refused by `normalize_config`)."""
-    if config.raw.get("is_encoder_decoder"):
-        raise ModelError(f"{config.architecture} is an encoder-decoder; Octavo runs decoders")
 
 
 def choose_method(config: NormalConfig, quantization: str, prefix: str) -> Choice:

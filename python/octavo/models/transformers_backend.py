@@ -1,4 +1,4 @@
-"""Every decoder that Octavo has no layers for: the Transformers class itself, with its attention routed to ours.
+"""Decoders that Octavo has no layers for: the Transformers class itself, with its attention routed to ours.
 
 The class is built on the meta device and run once there (transformers_probe.py), which yields the attention specs and
 refuses what can't run before a weight is read. Then memory is allocated and buffers are computed
@@ -10,59 +10,18 @@ Shape suffixes: t tokens of the step, s sampled rows, m model dim, h query heads
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
-from octavo.errors import ModelError
-from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.models.config import NormalConfig
+from octavo.models.transformers_build import build_on_meta
 from octavo.models.transformers_memory import freeze_rope, materialize
-from octavo.models.transformers_names import CheckpointNames
 from octavo.models.transformers_probe import ATTENTION, handled_by, probe, register_attention
-from octavo.models.weights import load_strict
-
-
-def build_on_meta(config: NormalConfig, dtype: torch.dtype) -> Any:
-    """The Transformers model of a config.json, without memory. ModelError when there is none for the architecture."""
-    raw = deepcopy(dict(config.raw))
-    raw.pop("quantization_config", None)  # weights come dequantized
-    if config.model_type not in transformers.CONFIG_MAPPING:
-        raise _unknown(config)
-    try:
-        hf_config = transformers.CONFIG_MAPPING[config.model_type].from_dict(raw)
-    except Exception as error:  # foreign code with error classes of its own
-        raise ModelError(f"Transformers rejects config.json: {error}") from error
-    known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
-    if known is None or known.__name__ != config.architecture:
-        raise _unknown(config)
-    register_attention()
-    try:
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION)
-    except Exception as error:  # foreign code, any error means the same
-        reason = "its attention can't be replaced" if error.args == (ATTENTION,) else str(error)
-        raise ModelError(f"Transformers can't build {config.architecture} for Octavo: {reason}") from error
-    for module in model.modules():
-        if isinstance(module, transformers.PreTrainedModel):  # this warning would read token ids on the host
-            module.warn_if_padding_and_no_attention_mask = lambda input_ids, attention_mask: None
-    return model.eval().requires_grad_(False)
-
-
-def _unknown(config: NormalConfig) -> ModelError:
-    if "auto_map" in config.raw:
-        return ModelError(
-            f"{config.architecture} comes with its own code (auto_map in config.json), which Octavo does not run"
-        )
-    return ModelError(
-        f"architecture {config.architecture} (model_type {config.model_type!r}) is not a decoder that Octavo or the "
-        f"installed Transformers {transformers.__version__} knows; a newer Transformers may know it"
-    )
+from octavo.models.transformers_weights import Checkpoint
 
 
 @dataclass(slots=True)
@@ -84,10 +43,15 @@ class PagedStep:
 class GivenHidden(nn.Module):
     """Stands where the decoder was in the causal LM, so that its own forward turns hidden states into logits."""
 
-    def __init__(self, output_class: Any) -> None:
+    def __init__(self, output_class: Any, decoder: nn.Module) -> None:
         super().__init__()
         self.output_class = output_class
         self.hidden_1sm: Tensor | None = None
+        self.__dict__["decoder"] = decoder  # no submodule of it: its weights are counted once
+
+    def __getattr__(self, name: str) -> Any:
+        """What the causal LM wants to know of its decoder."""
+        return getattr(self.__dict__["decoder"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Whatever the arguments, the decoder's output holds `hidden_1sm`."""
@@ -102,32 +66,19 @@ class TransformersModel(nn.Module):
     def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
-        self.quantization = config.quantization
-        causal = build_on_meta(config, dtype)
+        register_attention()
+        causal = build_on_meta(config, dtype, ATTENTION)
         frozen = freeze_rope(causal, max_length)
         found = probe(causal, config)
         self.specs = found.specs
         self.attention_specs = list(found.specs.values())
         if device.type != "meta":
             materialize(causal, device, frozen)
-        self._find_slots(causal)
+        self.checkpoint = Checkpoint(causal, config.quantization)
         self.decoder = causal.get_submodule(found.decoder)
-        self.given = GivenHidden(found.output_class)
+        self.given = GivenHidden(found.output_class, self.decoder)
         causal.set_submodule(found.decoder, self.given)
         self.head = causal
-
-    def _find_slots(self, causal: Any) -> None:
-        """Checkpoint names -> tensors, while the model is still in one piece; names of shared tensors are tied."""
-        self.names = CheckpointNames(causal)
-        self.slots: dict[str, Tensor] = {}
-        self.tied: dict[str, str] = {}
-        owners: dict[int, str] = {}
-        for name, tensor in causal.state_dict(keep_vars=True).items():
-            owner = owners.setdefault(id(tensor), name)
-            if owner == name:
-                self.slots[name] = tensor
-            else:
-                self.tied[name] = owner
 
     def set_attention_backend(self, backend: AttentionBackend) -> None:
         """Before the first step."""
@@ -151,4 +102,4 @@ class TransformersModel(nn.Module):
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `CausalLM.load_weights`."""
-        load_strict(self.slots, self.tied, self.names.convert(as_kept(tensors, {}, self.quantization)))
+        self.checkpoint.load(tensors)

@@ -37,6 +37,10 @@ class CheckpointNames:
         for renamed, found in parts.items():
             yield from self._fuse(renamed, found)
 
+    def get_parameter(self, name: str) -> Tensor:
+        """What converters ask of a model: the shape of a tensor."""
+        return self.known[name]
+
     def _rename(self, name: str) -> tuple[str, str | None]:
         """(model's name, pattern of the converter that wants the tensor)."""
         renamed, pattern = rename_source_key(name, self.renamings, self.converters, self.prefix, self.known)
@@ -49,7 +53,7 @@ class CheckpointNames:
         converter = deepcopy(self.by_pattern[found[0][1]])
         for name, pattern, tensor in sorted(found, key=lambda part: dot_natural_key(part[0])):
             converter.add_tensor(renamed, name, pattern, _given(tensor))
-        for target, made in converter.convert(renamed, config=self.hf_config).items():
+        for target, made in converter.convert(renamed, model=self, config=self.hf_config).items():
             yield target, made[0] if isinstance(made, list) else made
 
 

@@ -6,6 +6,7 @@ probe, or a step). No mask function is registered for it, so Transformers builds
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from transformers.utils import ModelOutput
 from octavo.attention.base import AttentionSpec
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
+from octavo.models.transformers_build import NotPackableError
 
 ATTENTION = "octavo"
 """Our attention's name in Transformers."""
@@ -100,6 +102,8 @@ class Probe:
         return q_1htd.new_empty((1, q_1htd.shape[2], q_1htd.shape[1], head_dim))
 
     def _check(self, module: nn.Module, dims_agree: bool, mask: Any, options: dict[str, Any]) -> None:
+        if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
+            raise ModelError(f"{self.architecture} attends to later tokens (is_decoder is false in config.json?)")
         asked = [what for name, what in UNSUPPORTED_OPTIONS.items() if options.get(name) is not None]
         if mask is not None:
             asked.append("its own attention mask")
@@ -107,10 +111,8 @@ class Probe:
             asked.append("keys and values of different sizes")
         if module in self.specs:
             asked.append("one attention layer at two places")
-        if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
-            asked.append("attention to later tokens")
         if asked:
-            raise ModelError(f"{self.architecture} needs {asked[0]}, which Octavo's attention does not do")
+            raise NotPackableError(f"{self.architecture} needs {asked[0]}, which Octavo's attention does not do")
 
     def _window(self, layer: int, options: dict[str, Any]) -> int:
         """Layer types decide where there are any (some classes pass their window to every layer, or to none)."""
@@ -118,7 +120,7 @@ class Probe:
             return int(options.get("sliding_window") or 0)
         kind = self.layer_types[layer]
         if kind not in ("full_attention", "sliding_attention"):
-            raise ModelError(f"{self.architecture} needs layers of type {kind}, which Octavo does not have")
+            raise NotPackableError(f"{self.architecture} needs layers of type {kind}, which Octavo does not have")
         return self.window if kind == "sliding_attention" else 0
 
 
@@ -132,12 +134,12 @@ class Probed:
 
 
 def probe(causal: Any, config: NormalConfig) -> Probed:
-    """Run a causal LM, which is on the meta device, on two tokens. ModelError when Octavo can't run it.
+    """Run a causal LM, which is on the meta device, on two tokens. NotPackableError when Octavo can't run it so.
 
     The decoder is the first module that the causal LM's forward calls; what follows it there is the head.
     """
     if any(isinstance(module, nn.Conv1d) for module in causal.modules()):
-        raise ModelError(f"{config.architecture} has convolutions over tokens, whose state Octavo does not keep")
+        raise NotPackableError(f"{config.architecture} has convolutions over tokens, whose state Octavo does not keep")
     handler = Probe(
         architecture=config.architecture,
         layer_types=getattr(causal.config, "layer_types", None),
@@ -151,17 +153,25 @@ def probe(causal: Any, config: NormalConfig) -> Probed:
     except ModelError:
         raise
     except Exception as error:  # foreign code, any error means the same
-        raise ModelError(f"{config.architecture} can't run on packed tokens: {error}") from error
+        raise NotPackableError(f"{config.architecture} can't run on packed tokens: {error}") from error
     if len(handler.specs) != config.num_layers:
-        raise ModelError(
+        raise NotPackableError(
             f"{config.architecture}: {len(handler.specs)} of {config.num_layers} layers let their attention be "
             "replaced; Octavo needs all of them"
         )
     decoder = calls.names[0]
     output = calls.outputs[decoder]
+    if numbers_positions(causal.get_submodule(decoder)):
+        raise NotPackableError(f"{config.architecture} numbers positions itself")
     if not isinstance(output, ModelOutput) or "last_hidden_state" not in output:
-        raise ModelError(f"{config.architecture}: its decoder can't be told from its head")
+        raise NotPackableError(f"{config.architecture}: its decoder can't be told from its head")
     return Probed(handler.specs, decoder, type(output))
+
+
+def numbers_positions(decoder: Any) -> bool:
+    """It takes no positions, or counts them from somewhere else than 0 (RoBERTa and its kin, after the padding id)."""
+    takes_none = "position_ids" not in inspect.signature(decoder.forward).parameters
+    return takes_none or any(hasattr(module, "create_position_ids_from_input_ids") for module in decoder.modules())
 
 
 @dataclass(slots=True)

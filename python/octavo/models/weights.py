@@ -45,7 +45,7 @@ def load_strict(
             continue
         for filled in whole.names if whole is not None else (name,):
             missing.pop(filled, None)
-        if slot.shape != tensor.shape or not tensor.is_floating_point():
+        if slot.shape != tensor.shape or tensor.is_floating_point() != slot.is_floating_point():
             found, wanted = (f"{list(shape)}" for shape in (tensor.shape, slot.shape))
             problems["of a wrong shape or type"].append(f"{name} is {tensor.dtype} {found}, not {wanted}")
         elif name in tied:

@@ -302,19 +302,18 @@ def memory_errors(config: EngineConfig) -> Iterator[None]:
 def make_plan(config: EngineConfig, progress: Progress | None = None, source: ModelSource | None = None) -> MemoryPlan:
     """Find the model (unless it is given) and the device, resolve the config, and plan. Reads no weights. Errors:
     ConfigError, ModelError."""
-    from octavo.models.config import normalize_config
-    from octavo.models.registry import is_native, weight_bytes
+    from octavo.models.registry import is_native, read_config, weight_bytes
     from octavo.models.sources import resolve_source
     from octavo.worker.kv_cache import DTYPES
 
     if source is None:
         source = resolve_source(config.model, progress or (lambda stage, fraction: None))
-    model = normalize_config(source.raw_config, source.generation_config)
+    model = read_config(source.raw_config, source.generation_config)
     device = find_device(config.execution.device)
     resolved = resolve_config(config, device, model.max_position_embeddings)
     check_backend(resolved.execution.attention_backend, device)
     quantization = resolve_quantization(
-        config.model.quantization, model, device, is_native=is_native(model.architecture)
+        config.model.quantization, model, device, is_native=is_native(model.architecture, model.model_type)
     )
     resolved = replace(resolved, model=replace(resolved.model, quantization=quantization))
     kept = quantization if device.has_fp8 else "none"

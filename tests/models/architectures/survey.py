@@ -1,0 +1,181 @@
+"""Every architecture that the installed Transformers generates text with: does Octavo run it, which way, and rightly?
+
+    python tests/models/architectures/survey.py             the whole table into RESULTS.md beside this file; minutes
+    python tests/models/architectures/survey.py llama bloom  some model types, on the screen
+
+Each is a tiny random model of its config class, saved and loaded, and compared with Transformers on a prompt that is
+read at once, cut, and beside another row, then on greedy tokens. Image-text models are given text. Exit code 1 when one
+is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
+
+from paged_driver import PagedDriver  # noqa: E402
+from tiny import make_model, tiny_config  # noqa: E402
+from tiny_models import load  # noqa: E402
+
+from octavo.errors import ModelError  # noqa: E402
+
+RESULTS = FOLDER / "RESULTS.md"
+PROMPT_LEN, NUM_NEW, TOLERANCE = 40, 16, 2e-3
+CUTS = (13, 14)
+WAYS = {"Decoder": "native", "TransformersModel": "packed", "TransformersRows": "rows"}
+"""Class of Octavo's model -> how it runs: own layers; Transformers on packed rows; Transformers row by row."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "causal": dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    "image-text": dict(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`status`: native, packed, rows, refused, wrong, or untried (no tiny model could be made); `detail` says why."""
+
+    kind: str
+    model_type: str
+    architecture: str
+    status: str
+    detail: str = ""
+
+
+def entries(kind: str) -> list[tuple[str, str, str]]:
+    """(kind, model type, class) of a mapping."""
+    return [(kind, model_type, str(name)) for model_type, name in KINDS[kind].items()]
+
+
+def examine(kind: str, model_type: str, architecture: str) -> Outcome:
+    """Build, save, load, compare."""
+
+    def outcome(status: str, detail: str = "") -> Outcome:
+        return Outcome(kind, model_type, architecture, status, " ".join(detail.split())[:160])
+
+    token_ids = torch.randint(3, 100, (PROMPT_LEN,), generator=torch.Generator().manual_seed(1)).tolist()
+    try:
+        model_class = getattr(transformers, architecture)
+        reference = make_model(model_class, tiny_config(transformers.CONFIG_MAPPING[model_type], model_class))
+        expected = logits_of(reference, token_ids)
+    except Exception as error:  # foreign code that wants more than sizes
+        return outcome("untried", f"{type(error).__name__}: {error}")
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        try:
+            model = load(Path(folder))
+        except ModelError as error:
+            return outcome("refused", str(error))
+    problem = compare(reference, model, token_ids, expected)
+    return outcome("wrong", problem) if problem else outcome(WAYS[type(model).__name__])
+
+
+def logits_of(reference: Any, token_ids: list[int]) -> Tensor:
+    """Transformers' logits [t, v], without a cache."""
+    with torch.inference_mode():
+        logits: Tensor = reference(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits
+
+
+def compare(reference: Any, model: Any, token_ids: list[int], expected: Tensor) -> str:
+    """What differs; empty when nothing does."""
+    whole = PagedDriver(model, seed=1).step([(0, token_ids)])
+    driver = PagedDriver(model, seed=2)
+    parts = [part.tolist() for part in torch.tensor(token_ids).tensor_split(CUTS)]
+    cut = torch.cat([driver.step([(1, part)]) for part in parts])
+    driver = PagedDriver(model, seed=3, block_size=4)
+    driver.step([(2, token_ids[5:20])])
+    beside = driver.step([(2, token_ids[20:21]), (3, token_ids)])[1:]
+    for name, found in (("at once", whole), ("cut", cut), ("beside another row", beside)):
+        error = (found - expected).abs().max().item()
+        if not error <= TOLERANCE:
+            return f"read {name}: logits differ by {error:.1e}"
+    return greedy_difference(reference, model, token_ids)
+
+
+def greedy_difference(reference: Any, model: Any, token_ids: list[int]) -> str:
+    """What differs of `NUM_NEW` greedy tokens."""
+    driver, sequence, new = PagedDriver(model, seed=4), list(token_ids), token_ids
+    for i in range(NUM_NEW):
+        new = [int(driver.step([(0, new)])[-1].argmax())]
+        sequence += new
+        best = int(logits_of(reference, sequence[:-1])[-1].argmax())
+        if new != [best]:
+            return f"greedy token {i} is {new[0]}, not {best}"
+    return ""
+
+
+def write_table(outcomes: list[Outcome]) -> None:
+    """RESULTS.md."""
+    lines = [
+        f"# Architectures of Transformers {transformers.__version__}, as tiny random models",
+        "",
+        "`native`: Octavo's layers. `packed`: Transformers' class on packed rows with Octavo's paged attention.",
+        "`rows`: Transformers' class and cache, row by row. `refused`: one clear line before loading.",
+        "`untried`: no tiny model could be made.",
+        "Image-text models are given text. Written by `python tests/models/architectures/survey.py`.",
+    ]
+    for kind in KINDS:
+        found = [outcome for outcome in outcomes if outcome.kind == kind]
+        lines += ["", f"## {kind}: {summary(found)}", "", "| model type | class | status | why |", "|---|---|---|---|"]
+        lines += [f"| {o.model_type} | {o.architecture} | {o.status} | {o.detail.replace('|', '/')} |" for o in found]
+    RESULTS.write_text("\n".join(lines) + "\n")
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    """ "150 of 196 run (…)"."""
+    counts = Counter(outcome.status for outcome in outcomes)
+    runs = sum(counts[way] for way in WAYS.values())
+    return f"{runs} of {len(outcomes)} run ({', '.join(f'{count} {name}' for name, count in counts.most_common())})"
+
+
+def read_table() -> dict[tuple[str, str], str]:
+    """(kind, model type) -> status, of RESULTS.md."""
+    known, kind = {}, ""
+    for line in RESULTS.read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if line.startswith("## "):
+            kind = line[3:].split(":")[0]
+        elif len(cells) == 6 and cells[3] in (*WAYS.values(), "refused", "untried", "wrong"):
+            known[kind, cells[1]] = cells[3]
+    return known
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("model_types", nargs="*", help="only these, and don't write the table")
+    wanted = parser.parse_args().model_types
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    outcomes = []
+    for entry in [*entries("causal"), *entries("image-text")]:
+        if not wanted or entry[1] in wanted:
+            outcomes.append(examine(*entry))
+            print(f"{entry[0]:11}{entry[1]:28}{outcomes[-1].status:9}{outcomes[-1].detail}", flush=True)
+    if not wanted:
+        write_table(outcomes)
+    for kind in KINDS:
+        print(f"{kind}: {summary([outcome for outcome in outcomes if outcome.kind == kind])}")
+    return int(any(outcome.status == "wrong" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
