@@ -27,7 +27,7 @@ from octavo.models.config import normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.loader import load_model
 from octavo.models.quantization import read_quantization
-from octavo.models.registry import build_model, weight_bytes
+from octavo.models.registry import build_model, footprint
 from octavo.models.sources import resolve_source
 from octavo.worker.device import DeviceFacts
 from octavo.worker.memory import make_plan
@@ -142,7 +142,7 @@ def test_dummy_weights_look_like_dense_ones(source: Path, on_device: None) -> No
 
 def test_bytes_count_eight_bits(checkpoint: Fp8Checkpoint) -> None:
     config = read_config(checkpoint.folder)
-    plain, packed = (weight_bytes(config, torch.bfloat16, quantization=kind) for kind in ("none", "fp8"))
+    plain, packed = (footprint(config, torch.bfloat16, quantization=kind).weight_bytes for kind in ("none", "fp8"))
     numbers = channels = 0
     for name, weight in checkpoint.tensors.items():
         layer = name.removesuffix(".weight")

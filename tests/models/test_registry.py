@@ -21,7 +21,7 @@ from octavo.errors import ModelError
 from octavo.models import registry
 from octavo.models.base import CausalLM
 from octavo.models.config import NormalConfig
-from octavo.models.registry import build_model, weight_bytes
+from octavo.models.registry import build_model, footprint
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 
@@ -41,8 +41,8 @@ def test_weight_bytes_are_exact(prefix: str, tied: bool) -> None:
     model = build_model(config, dtype=torch.bfloat16, device=CPU)
     assert isinstance(model, nn.Module)
     storages = {x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}
-    assert weight_bytes(config, torch.bfloat16) == sum(storages.values())
-    assert weight_bytes(config, torch.float32) > weight_bytes(config, torch.bfloat16)
+    assert footprint(config, torch.bfloat16).weight_bytes == sum(storages.values())
+    assert footprint(config, torch.float32).weight_bytes > footprint(config, torch.bfloat16).weight_bytes
 
 
 def test_weight_bytes_of_llama_8b() -> None:
@@ -56,7 +56,7 @@ def test_weight_bytes_of_llama_8b() -> None:
         num_attention_heads=32,
         num_key_value_heads=8,
     )
-    assert weight_bytes(config, torch.bfloat16, max_model_len=1000) == 2 * 8_030_261_248 + 1000 * 128 * 4
+    assert footprint(config, torch.bfloat16, max_model_len=1000).weight_bytes == 2 * 8_030_261_248 + 1000 * 128 * 4
 
 
 class NoAttention:

@@ -12,7 +12,7 @@ import torch
 from octavo.config import EngineConfig, make_engine_config
 from octavo.errors import ConfigError
 from octavo.models.config import NormalConfig, normalize_config
-from octavo.models.registry import weight_bytes
+from octavo.models.registry import footprint
 from octavo.models.sources import ModelSource
 from octavo.worker.device import DeviceFacts
 from octavo.worker.memory import GIB, MemoryPlan, kv_token_bytes, memory_errors, plan_memory, rows_at_a_time, usage_of
@@ -89,7 +89,7 @@ def test_experts_count() -> None:
     model = normalize_config(raw)
     assert model.experts is not None
     rotary_table = 131072 * 128 * 4
-    assert weight_bytes(model, torch.bfloat16) == 2 * 30_532_122_624 + rotary_table
+    assert footprint(model, torch.bfloat16).weight_bytes == 2 * 30_532_122_624 + rotary_table
     dense = replace(model, experts=None)
     device = cuda(140)
     config = resolve(device, model, max_num_batched_tokens=8192)

@@ -20,6 +20,8 @@ class CausalLM(Protocol):
     """One a layer that has KV, in the order of `ForwardContext.kv_cache`."""
     vocab_size: int
     """Width of the logits."""
+    is_capturable: bool
+    """A step reads nothing on the host, so that a CUDA graph can hold it."""
 
     def set_attention_backend(self, backend: AttentionBackend) -> None: ...
 

@@ -288,6 +288,8 @@ class Decoder(nn.Module):
     what else is in it (layers/invariant.py; the linear layers' methods and the attention backend must do their part).
     """
 
+    is_capturable = True
+
     def __init__(
         self,
         family: Family,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -145,13 +146,25 @@ def choose_method(config: NormalConfig, quantization: str, prefix: str) -> Choic
     return choose
 
 
-def weight_bytes(
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes on the device, and whether its steps can be captured in a CUDA graph."""
+
+    weight_bytes: int
+    """Of parameters and buffers, exact."""
+    is_capturable: bool
+
+
+def footprint(
     config: NormalConfig, dtype: torch.dtype, max_model_len: int | None = None, quantization: str = "none"
-) -> int:
-    """Bytes of parameters and buffers on the device, exact; allocates nothing. ModelError as `build_model`."""
+) -> Footprint:
+    """Allocates nothing. ModelError as `build_model`."""
     model = build_model(
         config, dtype=dtype, device=torch.device("meta"), max_model_len=max_model_len, quantization=quantization
     )
     assert isinstance(model, nn.Module)
     tensors = [*model.parameters(), *model.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return Footprint(
+        weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        is_capturable=model.is_capturable,
+    )

@@ -61,6 +61,7 @@ class GivenHidden(nn.Module):
 class TransformersModel(nn.Module):
     """A Transformers causal LM behind `models.base.CausalLM`. On the meta device it only tells its size."""
 
+    is_capturable = True
     backend: AttentionBackend
 
     def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:

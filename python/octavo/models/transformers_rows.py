@@ -50,6 +50,8 @@ class State:
 class TransformersRows(nn.Module):
     """A Transformers causal LM behind `models.base.CausalLM`. On the meta device it only tells its size."""
 
+    is_capturable = False
+
     def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
         super().__init__()
         self.architecture = config.architecture

@@ -302,7 +302,7 @@ def memory_errors(config: EngineConfig) -> Iterator[None]:
 def make_plan(config: EngineConfig, progress: Progress | None = None, source: ModelSource | None = None) -> MemoryPlan:
     """Find the model (unless it is given) and the device, resolve the config, and plan. Reads no weights. Errors:
     ConfigError, ModelError."""
-    from octavo.models.registry import is_native, read_config, weight_bytes
+    from octavo.models.registry import footprint, is_native, read_config
     from octavo.models.sources import resolve_source
     from octavo.worker.kv_cache import DTYPES
 
@@ -320,5 +320,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     if kept == "none" and (quantization != "none" or model.quantization is not None):
         reason = f"{device.name} does not multiply them" if not device.has_fp8 else f"--quantization {quantization}"
         logger.info("fp8 weights are kept as %s: %s", resolved.model.dtype, reason)
-    num_bytes = weight_bytes(model, DTYPES[resolved.model.dtype], quantization=kept)
-    return plan_memory(resolved, source, model, device, num_bytes)
+    taken = footprint(model, DTYPES[resolved.model.dtype], quantization=kept)
+    if not taken.is_capturable:
+        resolved = replace(resolved, execution=replace(resolved.execution, enforce_eager=True, cuda_graph_sizes=[]))
+    return plan_memory(resolved, source, model, device, taken.weight_bytes)
