@@ -114,6 +114,9 @@ DEFAULT_ARCHITECTURES = {
 }
 """For a config.json without `architectures`."""
 
+RENAMED = frozenset({"exaone"})
+"""Model types whose checkpoints have names of their own, though they name a class that Octavo has."""
+
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.layers.frequencies import FREQUENCIES, RotarySpec, frequencies
-from octavo.models.config import NormalConfig, RopeConfig
+from octavo.models.config import RENAMED, NormalConfig, RopeConfig
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -116,8 +116,8 @@ FAMILIES = {
 
 def obstacle(config: NormalConfig) -> str | None:
     """Why the embedded decoder can't run a model; None when it can."""
-    if config.architecture not in FAMILIES:
-        return f"it has no {config.architecture}"
+    if config.architecture not in FAMILIES or config.model_type in RENAMED:
+        return f"it has no {config.architecture} of type {config.model_type}"
     if config.quantization is not None:
         return f"it reads no {config.quantization.method} checkpoints"
     if config.hidden_act not in ACTIVATIONS:

@@ -20,7 +20,7 @@ from octavo.layers.invariant import invariant
 from octavo.layers.linear import DENSE, Choice, Linear, LinearMethod, dense
 from octavo.layers.quant.methods import find_method, fits
 from octavo.models.base import CausalLM
-from octavo.models.config import NormalConfig, architecture_of, normalize_config
+from octavo.models.config import RENAMED, NormalConfig, architecture_of, normalize_config
 from octavo.models.decoder import Decoder, Family
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,6 @@ NATIVE = {
     "MixtralForCausalLM": "octavo.models.mixtral:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
-
-
-RENAMED = frozenset({"exaone"})
-"""Model types whose checkpoints have names of their own, though a native class runs them."""
 
 
 def is_native(architecture: str, model_type: str = "") -> bool:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.models.config import NormalConfig, normalize_config
-from octavo.models.description import Description, describe, obstacle
+from octavo.models.config import NormalConfig, architecture_of, normalize_config
+from octavo.models.description import FAMILIES, Description, describe, obstacle
 from octavo.models.sources import ModelSource, resolve_source
 from octavo.models.stored_weights import PLAIN, StoredWeight, check_fit, stored_weights
 from octavo.worker.device import cpu_facts
@@ -41,16 +41,20 @@ class EmbeddedPlan:
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model, and why the embedded decoder can't run it as the config asks (None: it can)."""
+    """A model (None: of a family that the embedded decoder has not), and why it can't run as the config asks (None: it
+    can)."""
 
     source: ModelSource
-    model: NormalConfig
+    model: NormalConfig | None
     obstacle: str | None
 
 
 def find_model(config: EngineConfig, progress: Progress) -> FoundModel:
     """Errors: ModelError when there is none."""
     source = resolve_source(config.model, progress)
+    architecture = architecture_of(source.raw_config)
+    if architecture not in FAMILIES:
+        return FoundModel(source, None, f"it has no {architecture}")
     model = normalize_config(source.raw_config, source.generation_config)
     return FoundModel(source, model, contradiction(config) or obstacle(model))
 
@@ -68,7 +72,7 @@ def contradiction(config: EngineConfig) -> str | None:
 
 def make_plan(config: EngineConfig, found: FoundModel) -> EmbeddedPlan:
     """Resolve the config and size the cache. Reads no weights. Errors: ConfigError, ModelError."""
-    if found.obstacle is not None:
+    if found.obstacle is not None or found.model is None:
         name = found.source.name
         raise ConfigError(f"--runner embedded can't run {name}: {found.obstacle}; use --runner auto", "runner")
     device = cpu_facts()
