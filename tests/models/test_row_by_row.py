@@ -1,4 +1,4 @@
-"""Models that run row by row, through the whole engine: prefix hits, forks, preemption and cut prompts come out right."""
+"""Models that run row by row, in the whole engine: prefix hits, forks, preemption and cut prompts come out right."""
 
 from __future__ import annotations
 
