@@ -23,6 +23,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": HI, "max_tokens": 3},
     "/v1/messages/count_tokens": {"messages": HI},
     "/v1/responses": {"input": "x"},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/admin/abort": {"request_id": "x"},

@@ -78,6 +78,16 @@ async def test_a_conversation_is_followed(keeper: openai.AsyncOpenAI, scripted: 
     assert missing.value.code == "previous_response_not_found"
 
 
+async def test_input_is_counted_as_it_is_submitted(keeper: openai.AsyncOpenAI, llm: FakeLLM) -> None:
+    tool: Any = {"type": "function", "name": "f", "parameters": {}, "strict": False}
+    first = await create(keeper, max_output_tokens=2)
+    asked: Any = {"model": "tiny", "input": "x", "previous_response_id": first.id, "tools": [tool]}
+    counted = await keeper.responses.input_tokens.count(**asked)
+    assert len(llm.submitted) == 1
+    await create(keeper, **asked)
+    assert counted.input_tokens == len(llm.submitted[1].token_ids)
+
+
 async def test_store_false_is_not_kept(keeper: openai.AsyncOpenAI) -> None:
     answer = await create(keeper, store=False)
     with pytest.raises(openai.NotFoundError):

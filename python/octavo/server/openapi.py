@@ -46,6 +46,7 @@ BODIES: Mapping[tuple[str, str], Body] = {
     ("POST", "/v1/messages"): Body(messages.MessagesRequest, True, messages.REFUSED),
     ("POST", "/v1/messages/count_tokens"): Body(messages.CountRequest),
     ("POST", "/v1/responses"): Body(responses.ResponsesRequest, True, responses.REFUSED),
+    ("POST", "/v1/responses/input_tokens"): Body(responses.ResponsesRequest, True, responses.REFUSED),
     ("POST", "/v1/responses/{id}/cancel"): Body(NoRequest),
     ("POST", "/v1/files"): Body(UploadForm, media_type="multipart/form-data"),
     ("POST", "/v1/batches"): Body(BatchRequest),

@@ -25,7 +25,7 @@ from octavo.server.responses.tools import Toolbox, choose
 from octavo.server.responses.truncate import drop_oldest
 from octavo.server.schema.responses import WORDS, ResponsesRequest
 from octavo.server.schema.words import all_renamed, renamed
-from octavo.server.turn import Turn
+from octavo.server.turn import Turn, prompt_token_ids
 
 ENDS = ("stop", "length", "tool_calls")
 _TOO_MANY = {
@@ -93,8 +93,7 @@ class ResponseRun:
 
     async def start(self) -> None:
         """Ask for tools and submit the first turn. Errors as of `Turn.start`, in the words of this API."""
-        await self._tools.list_into(self._box)
-        choose(self._box, self._wanted.tool_choice, self._tools.of)
+        await self._find_tools()
         for item in approved_calls(self._items):
             for name in self._tools.of(item.get("server_label"), item.get("name"))[:1]:
                 served = self._tools.find(name)
@@ -103,11 +102,26 @@ class ResponseRun:
         if not self._approved:
             await self._start_turn(last=False)
 
-    async def _start_turn(self, *, last: bool) -> None:
-        """Submit the next turn; the last one calls no tools."""
+    async def _find_tools(self) -> None:
+        await self._tools.list_into(self._box)
+        choose(self._box, self._wanted.tool_choice, self._tools.of)
+
+    async def count_input(self) -> int:
+        """Instead of `start`: the number of tokens that the first turn would read."""
+        await self._find_tools()
+        with renamed(WORDS):
+            request = self._request(last=False)
+            return len(await prompt_token_ids(self._context, request, size_bytes=self._size(request)))
+
+    def _size(self, request: TurnRequest) -> int:
+        """About how much text there is to encode: the body's, or more when turns came before it."""
+        return max(self._size_bytes, len(repr(request.messages)))
+
+    def _request(self, *, last: bool) -> TurnRequest:
+        """The next turn; the last one calls no tools."""
         wanted = self._wanted
         choice = self._box.choice if not self._num_turns else "auto"  # a forced call has been made
-        request = TurnRequest(
+        return TurnRequest(
             messages=to_chat(wanted.instructions, [*self._items, *self.writer.response["output"]]),
             params=self._params,
             tools=self._box.functions,
@@ -119,13 +133,17 @@ class ResponseRun:
             priority=wanted.priority,
             cache_salt=wanted.cache_salt,
         )
+
+    async def _start_turn(self, *, last: bool) -> None:
+        """Submit the next turn."""
+        request = self._request(last=last)
         self._num_turns += 1
         with renamed(WORDS):
-            if wanted.truncation == "auto":
-                request = await drop_oldest(self._context, request, size_bytes=self._size_bytes)
+            if self._wanted.truncation == "auto":
+                request = await drop_oldest(self._context, request, size_bytes=self._size(request))
             if self._num_turns > 1:
                 request = self._within_budget(request)
-            self._turn = await Turn.start(self._context, request, size_bytes=self._size_bytes)
+            self._turn = await Turn.start(self._context, request, size_bytes=self._size(request))
 
     def _within_budget(self, request: TurnRequest) -> TurnRequest:
         """Later turns get what earlier ones left of max_output_tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -27,26 +28,41 @@ from octavo.server.tenants import caller
 MAX_PAGE = 100
 
 
-async def create(request: Request) -> Response:
-    """Answer, in one piece, streamed, or in the background."""
-    context = ServerContext.of(request)
+@dataclass(slots=True)
+class _Asked:
+    """A checked request and the run that will answer it."""
+
+    wanted: ResponsesRequest
+    run: ResponseRun
+    kept: Kept
+    is_kept: bool
+
+
+async def _read(request: Request, context: ServerContext) -> _Asked:
     context.check_ready()
     body, size_bytes = await read_json(request)
     wanted, params = parse_responses(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
-    store = _stores(context, wanted)
-    owner = _owner()
+    is_kept = _stores(context, wanted)
+    owner = caller.current().tenant.name
     items = [*_items_before(context, wanted, owner), *normal_items(wanted.input)]
     box = Toolbox()
     add_functions(box, wanted.tools or [])
     to_chat(wanted.instructions, items)  # finds what is wrong with them before anything is done
     tools = ServerTools(context.tool_servers, parse_uses(wanted.tools or [], context.tool_servers))
-    response = new_response(wanted, params, box, model=model, store=store)
+    response = new_response(wanted, params, box, model=model, store=is_kept)
     writer = ResponseWriter(context, response, logprobs=wanted.wants_logprobs, seals_reasoning=wanted.seals_reasoning)
     run = ResponseRun(context, wanted, params, items, box, tools, writer, size_bytes=size_bytes)
-    kept = Kept(response, items, owner)
-    if wanted.background:
-        return await _start_in_background(context, run, kept, stream=wanted.stream)
+    return _Asked(wanted, run, Kept(response, items, owner), is_kept)
+
+
+async def create(request: Request) -> Response:
+    """Answer, in one piece, streamed, or in the background."""
+    context = ServerContext.of(request)
+    asked = await _read(request, context)
+    run, kept = asked.run, asked.kept
+    if asked.wanted.background:
+        return await _start_in_background(context, run, kept, stream=asked.wanted.stream)
     try:
         await while_connected(request.receive, run.start())
     except ClientGoneError:
@@ -58,10 +74,10 @@ async def create(request: Request) -> Response:
 
     def end() -> None:
         run.close()
-        if store and response["status"] != "in_progress":  # else the client left, or got an error
+        if asked.is_kept and kept.response["status"] != "in_progress":  # else the client left, or got an error
             context.responses.add(kept)
 
-    if wanted.stream:
+    if asked.wanted.stream:
         return EventStream(run.sse(), end)
     try:
         return JSONResponse(await while_connected(request.receive, run.response()))
@@ -71,9 +87,14 @@ async def create(request: Request) -> Response:
         end()
 
 
-def _owner() -> str:
-    """Whose responses a call sees: those of its tenant."""
-    return caller.current().tenant.name
+async def count_input(request: Request) -> Response:
+    """Number of tokens that `create` would read, lists of server tools included."""
+    asked = await _read(request, ServerContext.of(request))
+    try:
+        num_tokens = await asked.run.count_input()
+    finally:
+        asked.run.close()
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
 def _stores(context: ServerContext, wanted: ResponsesRequest) -> bool:
@@ -123,7 +144,7 @@ async def _start_in_background(context: ServerContext, run: ResponseRun, kept: K
 
 def _kept(request: Request) -> tuple[ServerContext, Kept]:
     context = ServerContext.of(request)
-    return context, context.responses.get(request.path_params["id"], _owner())
+    return context, context.responses.get(request.path_params["id"], caller.current().tenant.name)
 
 
 async def get(request: Request) -> Response:
@@ -152,7 +173,7 @@ async def delete(request: Request) -> Response:
     """Forget a response."""
     context, kept = _kept(request)
     name = kept.response["id"]
-    context.responses.delete(name, _owner())
+    context.responses.delete(name, caller.current().tenant.name)
     return JSONResponse({"id": name, "object": "response", "deleted": True})
 
 
@@ -174,6 +195,7 @@ async def input_items(request: Request) -> Response:
 
 ROUTES = [
     Route("/v1/responses", create, methods=["POST"]),
+    Route("/v1/responses/input_tokens", count_input, methods=["POST"]),
     Route("/v1/responses/{id}", get, methods=["GET"]),
     Route("/v1/responses/{id}", delete, methods=["DELETE"]),
     Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
