@@ -59,7 +59,7 @@ class Gate:
         self._keyring = keyring
         self._body_limit = body_limit
         self._metrics = metrics
-        self._labels = {route.endpoint: route.path for route in routes}
+        self._labels: dict[object, str] = {route.endpoint: route.path for route in routes}
         self._body_limits = body_limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
