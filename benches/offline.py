@@ -127,6 +127,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 LOW_ID, HIGH_ID = 100, 10000
+SLOW_CHORE_S = 0.05
 
 
 def byte_alphabet() -> Iterator[str]:
@@ -317,7 +318,10 @@ def run_arrivals(llm: Any, prompts: list[list[int]], params: SamplingParams, rat
             for body in llm._loop.core.take_frames():
                 llm._router.feed(body)
         else:
-            next(llm._loop.runner.chores, None)
+            began_s = time.perf_counter()
+            name = next(llm._loop.runner.chores, None)
+            if name is not None and time.perf_counter() - began_s > SLOW_CHORE_S:
+                show(f"a chore took {1e3 * (time.perf_counter() - began_s):.0f} ms: {name}")
     llm._settle()
     return heard
 

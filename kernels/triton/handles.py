@@ -21,23 +21,44 @@ _handles: dict[tuple[Any, ...], CompiledKernel] = {}
 _only_compile = False
 _known: set[tuple[Any, ...]] = set()
 """Launches that were compiled since `compiling` began."""
+_compiled: list[Any] = []
+"""Their kernels."""
 
 
 @contextmanager
 def compiling(executor: Executor | None = None) -> Iterator[None]:
-    """Within, launches only compile their kernels, on all cores at once (or by `executor`); what they would write is
-    left as it is."""
+    """Within, launches only compile their kernels, on all cores at once, and what they would write is left as it is;
+    at the end the kernels are loaded, as to load one later would wait for the device. With an `executor`, it gets the
+    compilations, and nothing is loaded."""
     global _only_compile
     if _only_compile:
         yield
         return
-    with executor or ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
-        _only_compile = True
-        try:
-            yield
-        finally:
-            _only_compile = False
-            _known.clear()
+    try:
+        with executor or ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+            _only_compile = True
+            try:
+                yield
+            finally:
+                _only_compile = False
+        if executor is None:
+            for kernel in _compiled:
+                _load(kernel)
+    finally:
+        _known.clear()
+        _compiled.clear()
+
+
+def _load(kernel: Any) -> None:
+    """Bring what `warmup` gave (a kernel, or the promise of one; nothing in the interpreter) to the device."""
+    kernel = kernel.result() if hasattr(kernel, "result") else kernel
+    if isinstance(kernel, CompiledKernel):
+        _ = kernel.run
+
+
+def compile_only(kernel: Any, *args: Any, **values: Any) -> None:
+    """Compile a kernel as a launch with these arguments would (within `compiling`)."""
+    _compiled.append(kernel.warmup(*args, **values))
 
 
 def only_compiling() -> bool:
@@ -77,7 +98,7 @@ def launch(
         options["launch_pdl"] = True
     if _only_compile:
         if not is_known(key):
-            kernel.warmup(*args, **constants, grid=grid, **options)
+            compile_only(kernel, *args, **constants, grid=grid, **options)
         return
     compiled = kernel[grid](*args, **constants, **options)
     if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.kernels.triton.handles import compiling, is_known, only_compiling
+from octavo.kernels.triton.handles import compile_only, compiling, is_known, only_compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Launch:
 
     def warm_up(self, *, pdl: bool = True) -> None:
         """Compile it for the current device, without running it."""
-        self.kernel.warmup(**self.args, **self.constants, PDL=pdl, grid=self.grid, **self._options(pdl))
+        compile_only(self.kernel, **self.args, **self.constants, PDL=pdl, grid=self.grid, **self._options(pdl))
 
     def _options(self, pdl: bool) -> dict[str, Any]:
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}

@@ -40,6 +40,7 @@ from octavo.worker.step_kernels import StepKernels
 from octavo.worker.step_kinds import StepKind, decode_kinds, graph_kinds, mixed_kinds
 
 META = torch.device("meta")
+NICE = 10
 NUM_BYTES = 2
 """Of a job's number in the pipe that the processes read."""
 
@@ -244,12 +245,14 @@ def main() -> int:
     if not is_native(order.normal.architecture):
         say(0)
         return 0
-    processes = min(order.device.num_cores, MAX_PROCESSES)
+    processes = max(1, min(order.device.num_cores - 2, MAX_PROCESSES))  # the engine is busy, too
     children: list[int] = []
     first = 0
     for jobs in rounds_of_jobs(order):
         if first == 0:
             say(len(jobs))
+        else:
+            os.nice(NICE)  # the engine runs by now, perhaps
         children += start_processes(jobs, first, processes)
         first += len(jobs)
     codes = [os.waitpid(child, 0)[1] for child in children]

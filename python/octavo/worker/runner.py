@@ -184,10 +184,14 @@ class TorchRunner:
         self._progress("graphs", 1.0)
 
     def _capture_ahead(self) -> Iterator[str]:
-        """Capture the graphs that the start left out, over rows of the null slot, and the usual ways of sampling."""
+        """Capture the graphs that the start left out, over rows of the null slot, and the usual ways of sampling, one
+        at a time: requests may come in between."""
         for size, bound in self._graphs.missing():
-            self._capture_step(size, bound)
+            self._capture_decode(size, bound)
             yield f"graph of {size} rows, context {bound}"
+            for work in self._sampler.usual_plans():
+                self._capture_sampling(size, bound, work)
+                yield f"graph of sampling {size} rows"
         for kind in self._mixed_graphs.missing():
             self._capture_mixed(kind)
             yield f"graph of {kind.num_tokens} tokens, {kind.num_rows} rows"
@@ -201,17 +205,22 @@ class TorchRunner:
         torch.cuda.synchronize()
 
     @torch.inference_mode()
-    def _capture_step(self, size: int, bound: int) -> None:
+    def _capture_decode(self, size: int, bound: int) -> Launched:
+        """Capture it, if it is not there; then it is there, and the tensors of a replay stay where they are."""
         self._arenas.fill_null_rows(0, size, 1)
         arena = self._arenas.upload(0)
-        self._decode(arena, size, bound)  # captures it; the next call replays it, and its tensors stay where they are
-        hidden_tm, arrays = self._decode(arena, size, bound).hidden_tm, self._arenas.arrays(arena, size, size)
+        self._decode(arena, size, bound)
+        return self._decode(arena, size, bound)
+
+    @torch.inference_mode()
+    def _capture_sampling(self, size: int, bound: int, work: SamplePlan) -> None:
+        """After a decode step, and after a step with prompts."""
+        launched = self._capture_decode(size, bound)
         null_slots = np.full(size, self._slots.null_slot, dtype=np.int32)
-        after_mixed = self._fixed_rows.fill(hidden_tm, arrays, size, size)
-        for work in self._sampler.usual_plans():
-            for hidden_sm, rows in ((hidden_tm[:size], arrays), after_mixed):
-                for _ in range(PATIENCE):
-                    self._sample_by_graph(size, hidden_sm, rows, 0, null_slots, work)
+        after_mixed = self._fixed_rows.fill(launched.hidden_tm, launched.arrays, size, size)
+        for hidden_sm, rows in ((launched.hidden_tm[:size], launched.arrays), after_mixed):
+            for _ in range(PATIENCE):
+                self._sample_by_graph(size, hidden_sm, rows, 0, null_slots, work)
         torch.cuda.synchronize()
 
     def _compile_mixed_steps(self) -> None:
