@@ -96,7 +96,8 @@ def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatc
     order = {"config": asdict(options), "raw_config": QWEN3, "device": asdict(CARD), "capability": [9, 0]}
     program = (
         "import sys, octavo.worker.build_kernels as b\n"
-        "needed, rest = b.rounds_of_jobs(b.Order.read(sys.stdin.read()))\n"
+        "order = b.Order.read(sys.stdin.read()); assert order\n"
+        "needed, rest = b.rounds_of_jobs(order)\n"
         "needed[0]()\nprint(len(needed), len(rest))\n"
         # A forward pass on a device indexes by what `prepare` gives, even where it only compiles.
         "import torch; from octavo.kernels.triton import handles, prepare\n"

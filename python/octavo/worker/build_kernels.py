@@ -26,7 +26,7 @@ from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.kernels.triton import handles
 from octavo.kernels.triton.target import compile_for
 from octavo.models.base import CausalLM
-from octavo.models.config import NormalConfig, normalize_config
+from octavo.models.config import NormalConfig, architecture_of, normalize_config
 from octavo.models.registry import build_model, is_native
 from octavo.sampling.sampler import Sampler
 from octavo.worker.batch import StepArrays
@@ -167,15 +167,17 @@ class Order:
         self.limits = limits_of(self.config)
 
     @classmethod
-    def read(cls, text: str) -> Order:
+    def read(cls, text: str) -> Order | None:
+        """None: Octavo has no layers for the model."""
         message = json.loads(text)
+        raw = message["raw_config"]
+        if not is_native(architecture_of(raw), str(raw.get("model_type"))):
+            return None
         sections = {name: ENGINE_SECTIONS[name](**values) for name, values in message["config"].items()}
         device = DeviceFacts(**message["device"])
-        normal = normalize_config(message["raw_config"], {})
+        normal = normalize_config(raw, {})
         config = resolve_config(EngineConfig(**sections), device, normal.max_position_embeddings)
-        quantization = resolve_quantization(
-            config.model.quantization, normal, device, is_native=is_native(normal.architecture)
-        )
+        quantization = resolve_quantization(config.model.quantization, normal, device, is_native=True)
         major, minor = message["capability"]
         return cls(config, normal, quantization if device.has_fp8 else "none", device, (major, minor))
 
@@ -242,7 +244,7 @@ def say(number: int) -> None:
 
 def main() -> int:
     order = Order.read(sys.stdin.read())
-    if not is_native(order.normal.architecture):
+    if order is None:
         say(0)
         return 0
     processes = max(1, min(order.device.num_cores - 2, MAX_PROCESSES))  # the engine is busy, too

@@ -28,7 +28,7 @@ from octavo.worker.device import DeviceFacts, physical_cores
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "triton")
+BACKENDS = ("auto", "triton", "flash")
 MAX_PROCESSES = 16
 SOURCES = ("kernels/triton", "layers/fused", "worker", "sampling")
 """Folders whose files decide which kernels there are."""
