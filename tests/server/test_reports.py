@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeLLM
+from fake_engine import FakeDelta, FakeLLM
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
@@ -178,3 +178,13 @@ async def test_the_dashboard_asks_for_metrics_that_exist(client: httpx.AsyncClie
     labels = {label for query in queries for label in re.findall(r"by \((\w+)\)", query)} - {"le"}
     assert all(f'{label}="' in text or label == "limit" for label in labels)
     json.dumps(dashboard())
+
+
+async def test_a_grammar_that_fails_is_told(client: httpx.AsyncClient, llm: FakeLLM) -> None:
+    llm.script = lambda request: [[FakeDelta(finish_reason="error", stop_reason="too many items")]]
+    refused = await client.post("/v1/completions", json=BODY)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "grammar_failed"
+    assert "too many items" in refused.json()["error"]["message"]
+    llm.script = lambda request: [[FakeDelta(finish_reason="error")]]
+    assert (await client.post("/v1/completions", json=BODY)).status_code == 500

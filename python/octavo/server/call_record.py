@@ -59,7 +59,7 @@ class CallRecord:
         for delta in deltas:
             self.num_output_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
-                self.finish(delta.finish_reason)
+                self.finish(delta.finish_reason, delta.stop_reason)
             if delta.num_cached_tokens is not None and delta.index == 0:
                 self.num_cached_tokens += delta.num_cached_tokens
                 self._tenant.usage.num_cached_tokens += delta.num_cached_tokens
@@ -68,8 +68,11 @@ class CallRecord:
                 self._queue_s = self.caller.queue_s = max(self._queue_s or 0.0, delta.queue_s)
         self._tenant.count_output(self.num_output_tokens - before)
 
-    def finish(self, reason: str) -> None:
-        """A sequence has ended."""
+    def finish(self, reason: str, why: int | str | None = None) -> None:
+        """A sequence has ended. `ApiError` when it could not go on; a text says that its grammar failed."""
+        if reason == "error" and isinstance(why, str):
+            message = f"the output could not be kept to what structured_outputs asks for: {why}"
+            raise ApiError(400, message, param="structured_outputs", code="grammar_failed")
         if reason == "error":
             raise ApiError(500, "the engine could not finish this request", kind="internal_error")
         self._metrics.finished(reason)
