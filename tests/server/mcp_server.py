@@ -51,6 +51,5 @@ class ToolServerThread:
 
     def close(self) -> None:
         self._server.should_exit = True
-        self._server.force_exit = True
         self._thread.join(10)
         self._listener.close()
