@@ -121,6 +121,8 @@ def parse_messages(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
             "structured_outputs": beside(body, _format(wanted.output_config), "output_config.format"),
         }
         params = sampling_params(body, defaults, **own)
+    if body.get("temperature") is not None and params.temperature > 1:
+        raise RequestError("temperature must be in [0, 1] in this API", param="temperature")
     return wanted, _turn(wanted, params, priority=wanted.priority, cache_salt=wanted.cache_salt)
 
 
