@@ -6,6 +6,9 @@
 
 use std::ops::Range;
 
+use crate::dispatch;
+use crate::isa::Isa;
+use crate::lanes::Lanes;
 use crate::lines::Lines;
 
 /// Elements of a block.
@@ -14,6 +17,8 @@ pub const BLOCK: usize = 32;
 /// Rows of quantized numbers.
 #[derive(Default)]
 pub struct Activations {
+    /// None: the machine's best.
+    isa: Option<Isa>,
     num_rows: usize,
     width: usize,
     /// i8 `[rows, blocks * 32]`, zero behind `width`.
@@ -27,6 +32,7 @@ pub struct Activations {
 impl Activations {
     /// No rows: what float products are given.
     pub(crate) const NONE: Activations = Activations {
+        isa: None,
         num_rows: 0,
         width: 0,
         quants: Lines::EMPTY,
@@ -39,6 +45,13 @@ impl Activations {
         let mut new = Activations::default();
         new.resize(num_rows, width);
         new
+    }
+
+    /// The same with chosen instructions (those that the machine has not are replaced by the best).
+    #[must_use]
+    pub fn with_isa(mut self, isa: Isa) -> Activations {
+        self.isa = Some(isa.or_best());
+        self
     }
 
     /// Have the shape `[num_rows, width]`. Contents are unspecified until they are written.
@@ -92,17 +105,34 @@ impl Activations {
                 && (columns.end.is_multiple_of(BLOCK) || columns.end == self.width),
             "part cuts a block"
         );
+        let run = dispatch::quantize(self.isa.unwrap_or(Isa::best()));
+        let (first, whole) = (columns.start / BLOCK, columns.end / BLOCK);
         for row in rows {
             let line = &x[row * self.width..][..self.width];
-            for start in columns.clone().step_by(BLOCK) {
-                let values = &line[start..self.width.min(start + BLOCK)];
-                let block = row * self.num_blocks() + start / BLOCK;
-                // SAFETY: block < rows * blocks, and this part is this thread's.
-                unsafe {
-                    let quants = &mut *self.quants.start::<[i8; BLOCK]>().add(block);
-                    let (scale, sums) = quantize(values, quants);
-                    self.scales.start::<f32>().add(block).write(scale);
-                    self.sums.start::<[i32; 2]>().add(block).write(sums);
+            // SAFETY: blocks are within the row, and this part is this thread's.
+            unsafe {
+                let at = |block: usize| {
+                    (
+                        self.quants(row).cast_mut().add(block * BLOCK),
+                        self.scales(row).cast_mut().add(block),
+                        self.sums(row).cast_mut().cast::<[i32; 2]>().add(block),
+                    )
+                };
+                if whole > first {
+                    let (quants, scales, sums) = at(first);
+                    run(
+                        line[first * BLOCK..].as_ptr(),
+                        whole - first,
+                        quants,
+                        scales,
+                        sums,
+                    );
+                }
+                if !columns.end.is_multiple_of(BLOCK) && columns.end > columns.start {
+                    let mut rest = [0.0; BLOCK];
+                    rest[..self.width % BLOCK].copy_from_slice(&line[whole * BLOCK..]);
+                    let (quants, scales, sums) = at(whole);
+                    run(rest.as_ptr(), 1, quants, scales, sums);
                 }
             }
         }
@@ -134,28 +164,48 @@ impl Activations {
     }
 }
 
-/// Quantize up to 32 numbers; scale and sums.
-fn quantize(values: &[f32], quants: &mut [i8; BLOCK]) -> (f32, [i32; 2]) {
-    *quants = [0; BLOCK];
-    let (mut most, mut finite) = (0.0f32, true);
-    for value in values {
-        most = most.max(value.abs());
-        finite &= value.is_finite();
+/// Blocks of 32 quantized one after the other.
+///
+/// # Safety
+/// `x` and `quants` hold 32, `scales` one and `sums` two numbers for each of the blocks; the machine has `L`'s
+/// instructions.
+#[inline(always)]
+pub unsafe fn quantize<L: Lanes>(
+    x: *const f32,
+    num_blocks: usize,
+    quants: *mut i8,
+    scales: *mut f32,
+    sums: *mut [i32; 2],
+) {
+    for block in 0..num_blocks {
+        // SAFETY: the caller's.
+        unsafe {
+            let x = x.add(block * BLOCK);
+            let most = L::most_bits([x, x.add(16)]);
+            let quants = quants.add(block * BLOCK);
+            if most >= NOT_FINITE {
+                scales.add(block).write(f32::NAN);
+                quants.write_bytes(0, BLOCK);
+                sums.add(block).write([0; 2]);
+                continue;
+            }
+            let scale = f32::from_bits(most) / 127.0;
+            let factor = if scale < f32::MIN_POSITIVE {
+                0.0
+            } else {
+                1.0 / scale
+            };
+            scales.add(block).write(scale);
+            sums.add(block).write([
+                L::round(x, factor, quants),
+                L::round(x.add(16), factor, quants.add(16)),
+            ]);
+        }
     }
-    if !finite {
-        return (f32::NAN, [0; 2]);
-    }
-    let scale = most / 127.0;
-    let factor = if scale >= f32::MIN_POSITIVE {
-        1.0 / scale
-    } else {
-        0.0
-    };
-    let mut sums = [0; 2];
-    for (i, value) in values.iter().enumerate() {
-        let quant = (value * factor).round_ties_even().clamp(-127.0, 127.0) as i8;
-        quants[i] = quant;
-        sums[i / 16] += i32::from(quant);
-    }
-    (scale, sums)
 }
+
+/// Bits of infinity; those of NaN are greater.
+const NOT_FINITE: u32 = 0x7f80_0000;
+
+/// A function made of `quantize`.
+pub type Quantize = unsafe fn(*const f32, usize, *mut i8, *mut f32, *mut [i32; 2]);

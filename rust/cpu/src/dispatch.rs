@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::activations::{self, Quantize};
 use crate::isa::Isa;
 use crate::lanes::portable::Plain;
 #[cfg(target_arch = "x86_64")]
@@ -80,6 +81,38 @@ pub fn f32_peak(isa: Isa) -> Peak {
         #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni | Isa::Avx2 => f32_avx2,
         _ => limits::f32::<Plain>,
+    }
+}
+
+/// Quantization of activations compiled for an instruction set.
+macro_rules! quantizers {
+    ($($name:ident = $lanes:ty, $features:literal;)*) => {
+        $(
+            /// # Safety
+            /// As `activations::quantize`; the machine has these instructions.
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = $features)]
+            unsafe fn $name(x: *const f32, blocks: usize, quants: *mut i8, scales: *mut f32, sums: *mut [i32; 2]) {
+                // SAFETY: the caller's.
+                unsafe { activations::quantize::<$lanes>(x, blocks, quants, scales, sums) }
+            }
+        )*
+    };
+}
+
+quantizers! {
+    quantize_avx512 = Zmm, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c";
+    quantize_avx2 = Ymm<false>, "avx2,fma,f16c";
+}
+
+/// The function that quantizes activations. The machine must have the instructions.
+pub fn quantize(isa: Isa) -> Quantize {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni | Isa::Avx512 => quantize_avx512,
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni | Isa::Avx2 => quantize_avx2,
+        _ => activations::quantize::<Plain>,
     }
 }
 

@@ -31,6 +31,13 @@ pub enum KernelError {
         k: usize,
         block: usize,
     },
+    #[error(
+        "{source_format} weights cannot be quantized to {format}: floats can, to INT8, Q8_0, Q4_0 and Q4_1"
+    )]
+    Quantize {
+        source_format: &'static str,
+        format: &'static str,
+    },
     #[error("{name} holds {given} bytes, but {wanted} are needed")]
     Length {
         name: &'static str,

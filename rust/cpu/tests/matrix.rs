@@ -1,4 +1,5 @@
-//! Weight matrices: products against a scalar reference on random shapes, and what is refused.
+//! Weight matrices: products against a scalar reference on random shapes, rows against the package gguf, quantization
+//! against its steps, and what is refused.
 
 mod weights;
 
@@ -112,7 +113,7 @@ proptest! {
                 wanted[i * n + j] += if case.bias { f64::from(bias[j]) } else { 0.0 };
             }
         }
-        let mut quantized = Activations::new(rows, k);
+        let mut quantized = Activations::new(rows, k).with_isa(case.isa);
         quantized.fill(&x);
         let input = Input { x: &x, rows, quantized: Some(&quantized) };
         let output = Output {
@@ -201,4 +202,120 @@ fn wrong_sizes_are_refused() {
 fn an_output_that_is_too_short_is_refused() {
     let matrix = Matrix::pack(Format::F32, &[0; 64], 4, 4).unwrap();
     matrix.multiply_on(&ThreadPool::new(1), &[0.0; 8], 2, &mut [0.0; 7]);
+}
+
+fn bytes_of(hex: &str) -> Vec<u8> {
+    let pairs = (0..hex.len()).step_by(2);
+    pairs
+        .map(|i| u8::from_str_radix(&hex[i..i + 2], 16).expect("two hexadecimal digits"))
+        .collect()
+}
+
+/// The file is written by `weights/gguf_vectors.py`.
+#[test]
+fn rows_are_those_that_gguf_reads() {
+    let mut seen = 0;
+    for line in include_str!("weights/gguf.txt").lines() {
+        let [name, packed, numbers] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("a line has three parts")
+        };
+        let numbers = bytes_of(numbers);
+        let wanted: Vec<f32> = numbers
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect();
+        // The middle one of three rows, so that lanes other than the first are met.
+        let row = bytes_of(packed);
+        let other = vec![0; row.len()];
+        let all = [&other[..], &row, &other].concat();
+        let matrix = Matrix::pack(name.parse().unwrap(), &all, 3, wanted.len()).unwrap();
+        let mut found = vec![f32::NAN; wanted.len()];
+        matrix.row(1, &mut found);
+        assert_eq!(found, wanted, "{name}");
+        seen += 1;
+    }
+    assert_eq!(seen, 7);
+}
+
+#[test]
+fn quantized_weights_stay_as_near_as_their_steps() {
+    let (n, k) = (5, 96);
+    let mut numbers = Numbers(3);
+    // All of a block between 2 and 3: a minimum is worth its bits there.
+    let values: Vec<f32> = (0..n * k)
+        .map(|i| numbers.float() * 0.5 + if i % k < 32 { 2.5 } else { 0.0 })
+        .collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    for (format, steps) in [
+        (Format::Int8, 254.0),
+        (Format::Q8_0, 254.0),
+        (Format::Q4_0, 15.0),
+        (Format::Q4_1, 15.0),
+    ] {
+        let matrix = Matrix::quantize(format, Format::F32, &bytes, n, k).unwrap();
+        let mut row = vec![0.0; k];
+        for (index, line) in values.chunks_exact(k).enumerate() {
+            matrix.row(index, &mut row);
+            let width = if format == Format::Int8 { k } else { 32 };
+            for (found, wanted) in row.chunks(width).zip(line.chunks(width)) {
+                let most = wanted.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+                let span = if format == Format::Q4_1 && wanted[0] > 1.5 {
+                    1.0
+                } else {
+                    2.0 * most
+                };
+                for (found, wanted) in found.iter().zip(wanted) {
+                    // Half a step, and what rounding the scale to f16 may add; Q4_0's greatest is a step off on one side.
+                    let allowed = span / steps * if format == Format::Q4_0 { 1.07 } else { 0.6 };
+                    assert!(
+                        (found - wanted).abs() <= allowed,
+                        "{format:?}: {found} for {wanted}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_quantized_is_refused() {
+    let refused = |format, source, bytes: &[u8], n, k| {
+        Matrix::quantize(format, source, bytes, n, k).err().unwrap()
+    };
+    let pair = KernelError::Quantize {
+        source_format: "F32",
+        format: "Q6_K",
+    };
+    assert_eq!(refused(Format::Q6K, Format::F32, &[0; 1024], 1, 256), pair);
+    assert!(matches!(
+        refused(Format::Q8_0, Format::Q4_0, &[0; 18], 1, 32),
+        KernelError::Quantize { .. }
+    ));
+    assert!(matches!(
+        refused(Format::Q8_0, Format::F32, &[0; 160], 1, 40),
+        KernelError::Columns { .. }
+    ));
+    assert!(matches!(
+        refused(Format::Q8_0, Format::F32, &[0; 127], 1, 32),
+        KernelError::Length { .. }
+    ));
+}
+
+#[test]
+fn quantizing_what_is_not_finite_gives_nan() {
+    for format in [Format::Int8, Format::Q8_0, Format::Q4_0, Format::Q4_1] {
+        let mut values = vec![1.0f32; 64];
+        values[40] = f32::INFINITY;
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let matrix = Matrix::quantize(format, Format::F32, &bytes, 1, 64).unwrap();
+        let mut row = vec![0.0; 64];
+        matrix.row(0, &mut row);
+        assert!(row[32..].iter().all(|v| v.is_nan()), "{format:?}");
+        assert!(
+            format == Format::Int8 || row[..32].iter().all(|v| v.is_finite()),
+            "{format:?}"
+        );
+    }
 }

@@ -17,26 +17,40 @@ pub const fn bits(format: Format) -> usize {
     }
 }
 
+/// The low nibbles of four bytes.
+const LOW: u32 = 0x0f0f_0f0f;
+
 /// Bytes of a packed block.
 pub const fn block_bytes(bits: usize) -> usize {
     bits * 32 * GROUP / 8
 }
 
-/// Store the numbers of row `lane` of the group.
+/// Store the numbers of row `lane` of the group (up to 32: the rest is zero). The block is zero there before.
 pub fn put(bits: usize, block: &mut [u8], lane: usize, codes: &[u8]) {
-    for (column, &code) in codes.iter().enumerate() {
-        let (step, byte) = (column / 4, lane * 4 + column % 4);
-        if bits == 8 {
-            block[step * 64 + byte] = code;
-            continue;
-        }
-        block[step % 4 * 64 + byte] |= (code & 15) << (step / 4 * 4);
-        let high = code >> 4;
-        match bits {
-            5 => block[256 + byte] |= high << step,
-            6 => block[256 + step / 4 * 64 + byte] |= high << (step % 4 * 2),
-            _ => (),
-        }
+    let mut padded = [0; 32];
+    padded[..codes.len()].copy_from_slice(codes);
+    // The four columns of a step at once.
+    let step = |s: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| padded[4 * s + i]));
+    let mut write = |vector: usize, four: u32| {
+        block[64 * vector + 4 * lane..][..4].copy_from_slice(&four.to_le_bytes());
+    };
+    if bits == 8 {
+        (0..8).for_each(|s| write(s, step(s)));
+        return;
+    }
+    (0..4).for_each(|s| write(s, step(s) & LOW | (step(s + 4) & LOW) << 4));
+    match bits {
+        5 => write(
+            4,
+            (0..8).fold(0, |plane, s| plane | (step(s) >> 4 & LOW) << s),
+        ),
+        6 => (0..2).for_each(|half| {
+            let plane = (0..4).fold(0, |plane, s| {
+                plane | (step(4 * half + s) >> 4 & LOW) << (2 * s)
+            });
+            write(4 + half, plane);
+        }),
+        _ => (),
     }
 }
 

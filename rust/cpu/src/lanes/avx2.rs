@@ -110,6 +110,53 @@ impl<const VNNI: bool> Lanes for Ymm<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn most_bits(source: [*const f32; 2]) -> u32 {
+        // SAFETY: see above.
+        unsafe {
+            let mut most = _mm256_setzero_si256();
+            for i in 0..4 {
+                let bits = _mm256_loadu_si256(source[i / 2].add(8 * (i % 2)).cast());
+                let magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fff_ffff));
+                most = _mm256_max_epi32(most, magnitude);
+            }
+            let half = _mm_max_epi32(
+                _mm256_castsi256_si128(most),
+                _mm256_extracti128_si256::<1>(most),
+            );
+            let half = _mm_max_epi32(half, _mm_shuffle_epi32::<0b01_00_11_10>(half));
+            let half = _mm_max_epi32(half, _mm_shuffle_epi32::<0b10_11_00_01>(half));
+            _mm_cvtsi128_si32(half).cast_unsigned()
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn round(source: *const f32, factor: f32, target: *mut i8) -> i32 {
+        // SAFETY: see above.
+        unsafe {
+            let factor = _mm256_set1_ps(factor);
+            let low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(source), factor));
+            let high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(source.add(8)), factor));
+            // Packing works within halves of registers: put the quarters in order after it.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high));
+            let bytes = _mm_packs_epi16(
+                _mm256_castsi256_si128(words),
+                _mm256_extracti128_si256::<1>(words),
+            );
+            _mm_storeu_si128(target.cast(), bytes);
+            let sum = _mm256_add_epi32(low, high);
+            let half = _mm_add_epi32(
+                _mm256_castsi256_si128(sum),
+                _mm256_extracti128_si256::<1>(sum),
+            );
+            let half = _mm_add_epi32(half, _mm_shuffle_epi32::<0b01_00_11_10>(half));
+            _mm_cvtsi128_si32(_mm_add_epi32(
+                half,
+                _mm_shuffle_epi32::<0b10_11_00_01>(half),
+            ))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn splat_i32(value: i32) -> [__m256i; 2] {
         // SAFETY: see above.
         unsafe { [_mm256_set1_epi32(value); 2] }

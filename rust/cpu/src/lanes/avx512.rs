@@ -77,6 +77,28 @@ impl Lanes for Zmm {
     }
 
     #[inline(always)]
+    unsafe fn most_bits(source: [*const f32; 2]) -> u32 {
+        // SAFETY: see above.
+        unsafe {
+            let sign = _mm512_set1_epi32(0x7fff_ffff);
+            let low = _mm512_and_si512(_mm512_loadu_si512(source[0].cast()), sign);
+            let high = _mm512_and_si512(_mm512_loadu_si512(source[1].cast()), sign);
+            _mm512_reduce_max_epi32(_mm512_max_epi32(low, high)).cast_unsigned()
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn round(source: *const f32, factor: f32, target: *mut i8) -> i32 {
+        // SAFETY: see above.
+        unsafe {
+            let scaled = _mm512_mul_ps(_mm512_loadu_ps(source), _mm512_set1_ps(factor));
+            let wide = _mm512_cvtps_epi32(scaled);
+            _mm_storeu_si128(target.cast(), _mm512_cvtepi32_epi8(wide));
+            _mm512_reduce_add_epi32(wide)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn splat_i32(value: i32) -> __m512i {
         // SAFETY: see above.
         unsafe { _mm512_set1_epi32(value) }

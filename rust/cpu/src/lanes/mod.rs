@@ -53,6 +53,11 @@ pub trait Lanes: Copy + 'static {
     /// a * b + c.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 
+    /// Greatest bits of the magnitudes of twice 16 f32 (bits order as magnitudes do, NaN above all).
+    unsafe fn most_bits(source: [*const f32; 2]) -> u32;
+    /// Write 16 f32 times `factor` as the nearest int8 (ties to even); their sum. The results must fit.
+    unsafe fn round(source: *const f32, factor: f32, target: *mut i8) -> i32;
+
     unsafe fn splat_i32(value: i32) -> Self::I;
     unsafe fn to_float(a: Self::I) -> Self::F;
 

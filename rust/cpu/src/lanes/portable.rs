@@ -74,6 +74,27 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    unsafe fn most_bits(source: [*const f32; 2]) -> u32 {
+        // SAFETY: see above.
+        let bits = source.map(|at| unsafe { at.cast::<[u32; 16]>().read_unaligned() });
+        let magnitudes = bits.as_flattened().iter().map(|bits| bits & 0x7fff_ffff);
+        magnitudes.fold(0, u32::max)
+    }
+
+    #[inline(always)]
+    unsafe fn round(source: *const f32, factor: f32, target: *mut i8) -> i32 {
+        // Adding and taking away 1.5 * 2^23 leaves the nearest integer, ties to even.
+        const SHIFT: f32 = 12_582_912.0;
+        // SAFETY: see above.
+        unsafe {
+            let values = source.cast::<[f32; 16]>().read_unaligned();
+            let quants = values.map(|value| (value * factor + SHIFT - SHIFT) as i8);
+            target.cast::<[i8; 16]>().write_unaligned(quants);
+            quants.map(i32::from).iter().sum()
+        }
+    }
+
+    #[inline(always)]
     unsafe fn splat_i32(value: i32) -> [i32; 16] {
         [value; 16]
     }

@@ -101,6 +101,32 @@ impl Format {
             .ok_or(KernelError::Overflow("k"))
     }
 
+    /// A weight `[n, k]` of this format is as long as `bytes`; the bytes of a row.
+    pub(crate) fn check_bytes(
+        self,
+        bytes: &[u8],
+        n: usize,
+        k: usize,
+    ) -> Result<usize, KernelError> {
+        for (name, size) in [("n", n), ("k", k)] {
+            if size == 0 {
+                return Err(KernelError::Zero(name));
+            }
+        }
+        let row_bytes = self.row_bytes(k)?;
+        let wanted = n
+            .checked_mul(row_bytes)
+            .ok_or(KernelError::Overflow("n * k"))?;
+        if bytes.len() == wanted {
+            return Ok(row_bytes);
+        }
+        Err(KernelError::Length {
+            name: "weight",
+            given: bytes.len(),
+            wanted,
+        })
+    }
+
     /// Packed bytes of a group's numbers and of its scales.
     pub(crate) fn group_bytes(self, k: usize) -> (usize, usize) {
         let blocks = k.div_ceil(32);

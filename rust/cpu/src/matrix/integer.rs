@@ -9,6 +9,10 @@ use crate::activations::Activations;
 use crate::element::Dtype;
 use crate::formats::{planes, scales};
 use crate::lanes::{Lanes, Numbers, STEPS};
+use crate::simd::prefetch;
+
+/// Bytes ahead of the products that one row's weights are asked for.
+const AHEAD: usize = 2048;
 
 /// A storage format as a type, so that a tile is compiled for each.
 pub trait Kind: Copy + 'static {
@@ -162,6 +166,11 @@ pub unsafe fn tile<L: Lanes, K: Kind, const M: usize, const J: usize>(
                 at: numbers.map(|at| at.add(block * K::BLOCK_BYTES)),
                 kind: PhantomData,
             };
+            if M == 1 {
+                for at in packed.at {
+                    prefetch(at.wrapping_add(AHEAD), K::BLOCK_BYTES);
+                }
+            }
             let quants = rows.quants.map(|at| at.add(block * 32));
             let start = |half| {
                 std::array::from_fn::<_, M, _>(|m| L::splat_i32(-zero * rows.sum(m, block, half)))

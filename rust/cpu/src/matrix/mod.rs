@@ -9,6 +9,7 @@ pub mod format;
 pub(crate) mod integer;
 mod pack;
 pub(crate) mod product;
+mod quantize;
 
 use std::ops::Range;
 

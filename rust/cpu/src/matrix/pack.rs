@@ -16,18 +16,8 @@ impl Matrix {
     /// # Errors
     /// A size is zero or too large, `k` is not a multiple of the format's block, or there are not as many bytes as that.
     pub fn pack(format: Format, bytes: &[u8], n: usize, k: usize) -> Result<Matrix, KernelError> {
+        let row_bytes = format.check_bytes(bytes, n, k)?;
         let mut matrix = Matrix::empty(format, n, k)?;
-        let row_bytes = format.row_bytes(k)?;
-        let wanted = n
-            .checked_mul(row_bytes)
-            .ok_or(KernelError::Overflow("n * k"))?;
-        if bytes.len() != wanted {
-            return Err(KernelError::Length {
-                name: "weight",
-                given: bytes.len(),
-                wanted,
-            });
-        }
         for (row, source) in bytes.chunks_exact(row_bytes).enumerate() {
             matrix.put_row(row, source);
         }
@@ -59,7 +49,7 @@ impl Matrix {
         Ok(matrix)
     }
 
-    fn put_channel_scales(&mut self, scale: &[f32]) {
+    pub(super) fn put_channel_scales(&mut self, scale: &[f32]) {
         let places = self.scales.as_mut().chunks_exact_mut(4);
         for (place, scale) in places.zip(scale) {
             place.copy_from_slice(&scale.to_le_bytes());
@@ -67,12 +57,7 @@ impl Matrix {
     }
 
     /// A matrix of zeros.
-    fn empty(format: Format, n: usize, k: usize) -> Result<Matrix, KernelError> {
-        for (name, size) in [("n", n), ("k", k)] {
-            if size == 0 {
-                return Err(KernelError::Zero(name));
-            }
-        }
+    pub(super) fn empty(format: Format, n: usize, k: usize) -> Result<Matrix, KernelError> {
         let fits = n
             .checked_next_multiple_of(GROUP)
             .and_then(|n| n.checked_mul(k)?.checked_mul(8));
@@ -93,35 +78,21 @@ impl Matrix {
         })
     }
 
-    fn put_row(&mut self, row: usize, source: &[u8]) {
+    pub(super) fn put_row(&mut self, row: usize, source: &[u8]) {
         let (group, lane) = (row / GROUP, row % GROUP);
         let numbers = &mut self.numbers.as_mut()[group * self.stride..][..self.stride];
         match self.format {
             Format::F32 => put_floats::<4>(numbers, lane, source),
             Format::Bf16 | Format::F16 => put_floats::<2>(numbers, lane, source),
             format => {
-                let plane =
-                    &mut self.scales.as_mut()[group * self.scale_stride..][..self.scale_stride];
-                let mut codes = [0; 256];
-                let (columns, bytes) = if format == Format::Int8 {
-                    (32, 32)
-                } else {
-                    format.block()
-                };
-                let bits = planes::bits(format);
-                let mut targets = numbers.chunks_exact_mut(planes::block_bytes(bits));
-                for (index, block) in source.chunks(bytes).enumerate() {
-                    gguf::codes(format, block, &mut codes);
-                    scales::put(format, plane, lane, index, block);
-                    let count = if format == Format::Int8 {
-                        block.len()
-                    } else {
-                        columns
-                    };
-                    for (codes, target) in codes[..count].chunks(32).zip(&mut targets) {
-                        planes::put(bits, target, lane, codes);
-                    }
-                }
+                let scales = &mut self.scales.as_mut()[group * self.scale_stride..];
+                put_integers(
+                    format,
+                    numbers,
+                    &mut scales[..self.scale_stride],
+                    lane,
+                    source,
+                );
             }
         }
     }
@@ -155,6 +126,30 @@ impl Matrix {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Store a row of blocks.
+fn put_integers(format: Format, numbers: &mut [u8], plane: &mut [u8], lane: usize, source: &[u8]) {
+    let (columns, bytes) = match format {
+        Format::Int8 => (32, 32),
+        _ => format.block(),
+    };
+    let bits = planes::bits(format);
+    let mut codes = [0; 256];
+    let mut targets = numbers.chunks_exact_mut(planes::block_bytes(bits));
+    for (index, block) in source.chunks(bytes).enumerate() {
+        gguf::codes(format, block, &mut codes);
+        scales::put(format, plane, lane, index, block);
+        // A row of int8 may end within a block.
+        let count = if format == Format::Int8 {
+            block.len()
+        } else {
+            columns
+        };
+        for (codes, target) in codes[..count].chunks(32).zip(&mut targets) {
+            planes::put(bits, target, lane, codes);
         }
     }
 }
