@@ -224,6 +224,7 @@ class ServerConfig:
     batch_max_requests: int = option(50_000, "Most requests of one batch.", low=1)
     batch_max_file_bytes: int = option(200 * 1024 * 1024, "Largest upload to /v1/files; more gets 413.", low=1)
     batch_storage_bytes: int = option(16 * 1024**3, "Most bytes of stored files; no uploads beyond it.", low=1)
+    max_queue_s: float = option(0.0, "Seconds that a call may wait in the queue; then it gets 503. 0: no limit.", low=0)
     drain_timeout_s: float = option(30.0, "Seconds that running requests get after SIGTERM.", low=0)
     max_engine_restarts: int = option(
         3, "Restarts of a dead engine within ten minutes before the server gives up.", low=0

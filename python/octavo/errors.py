@@ -39,11 +39,15 @@ class RequestError(OctavoError, ValueError):
 
 
 class OverloadError(OctavoError):
-    """The queue is full or the deadline passed: the same request may succeed after `retry_after_s` seconds."""
+    """The queue is full, or the engine takes no more: the same request may succeed after `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineError(OverloadError):
+    """The request waited in the queue for longer than it may, and was not begun."""
 
 
 class EngineDeadError(OctavoError):

@@ -146,6 +146,19 @@ async def test_a_full_queue_refuses_with_retry_after(model: Path) -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
+def test_a_call_that_waits_too_long_is_refused(model: Path, streamed: bool) -> None:
+    with serve(model, "--fake-step-ms", "20", "--max-num-seqs", "1", "--max-queue-s", "0.1") as server:
+        url = server.wait_ready()
+        running = stream_lines(url, max_tokens=40)
+        next(running)
+        refused = httpx.post(f"{url}/v1/completions", json={"prompt": "y", "stream": streamed}, timeout=30)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "deadline"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert list(running)[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("streamed", [True, False])
 async def test_disconnect_frees_blocks(url: str, streamed: bool) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": streamed}).encode()
     parts = urlsplit(url)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from octavo._core import Delta, Frame, OutputProcessor, Refusal, Tokenizer, encode_abort
 from octavo.engine.request import EngineRequest
-from octavo.errors import OctavoError, OverloadError, RequestError
+from octavo.errors import DeadlineError, OctavoError, OverloadError, RequestError
 from octavo.protocol import ModelFacts
 from octavo.structured_outputs import PARAM
 
@@ -40,7 +40,8 @@ def refusal_error(refusal: Refusal) -> OctavoError:
     if refusal.kind == "invalid":
         param = PARAM if refusal.message.startswith(PARAM) else None
         return RequestError(refusal.message, param)
-    return OverloadError(refusal.message, refusal.retry_after_s)
+    error = DeadlineError if refusal.kind == "deadline" else OverloadError
+    return error(refusal.message, refusal.retry_after_s)
 
 
 class FrameRouter:

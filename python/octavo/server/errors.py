@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadError, RequestError
+from octavo.errors import ConfigError, DeadlineError, EngineDeadError, ModelError, OverloadError, RequestError
 from octavo.server.anthropic.errors import error_event, error_object, is_anthropic, status_of
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class UnavailableError(ApiError):
 # Exception class -> (status, type, code). First match wins.
 TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (RequestError, 400, "invalid_request_error", None),
+    (DeadlineError, 503, "service_unavailable", "deadline"),
     (OverloadError, 429, "rate_limit_error", "overloaded"),
     (EngineDeadError, 503, "service_unavailable", "engine_dead"),
     (ConfigError, 400, "invalid_request_error", None),

@@ -69,6 +69,8 @@ class Generation:
         self._tenant = tenant
         self._priority = tenant.limit_priority(priority)
         self._cache_salt = cache_salt or ""
+        # Work that nobody waits for at the other end of a connection may wait as long as it takes.
+        self._deadline_s = context.config.max_queue_s if self.record.caller.counts else 0.0
         try:
             for prompt in prompts:
                 self._streams.append(self._submit(prompt, params))
@@ -85,6 +87,7 @@ class Generation:
             params,
             priority=self._priority,
             cache_salt=self._cache_salt,
+            deadline_s=self._deadline_s,
             tenant=self._tenant.wire_id,
             weight=self._tenant.spec.weight,
         )
