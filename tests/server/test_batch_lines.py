@@ -63,6 +63,7 @@ def test_answers() -> None:
         {"input_tokens": 1, "output_tokens": 3, "output_tokens_details": {"reasoning_tokens": 2}},
     ):
         usage.add(answer_line("batch_1", request, 200, json.dumps({"usage": counts}).encode(), "r"))
+    usage.add(answer_line("batch_1", request, 200, b"no JSON", "r"))
     assert usage.shown() == {
         "input_tokens": 6,
         "input_tokens_details": {"cached_tokens": 4},

@@ -219,6 +219,8 @@ async def test_bounds_of_the_store() -> None:
     with pytest.raises(ApiError) as busy:
         full.add(kept("z"))
     assert busy.value.status == 429
+    full.offer(kept("z"))
+    assert len(full) == 1
     full.delete("run", "o")
     await asyncio.wait({running.task})
     assert running.task.cancelled()

@@ -240,6 +240,21 @@ async def test_approval(agent: openai.AsyncOpenAI, scripted: Scripted, server: T
         await create(agent, input=[{**word, "approval_request_id": "mcpr_0", "approve": True}])
 
 
+@pytest.mark.parametrize("odd", [None, [], {}, 5, "x"])
+async def test_odd_items_of_servers(agent: openai.AsyncOpenAI, scripted: Scripted, odd: Any) -> None:
+    """What clients send back may be anything."""
+    scripted.say(text("a"))
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "mcp_list_tools", "server_label": odd, "tools": odd},
+        {"type": "mcp_call", "id": "m1", "name": "add", "arguments": "{", "approval_request_id": odd, "error": odd},
+        {"type": "mcp_approval_request", "id": "r1", "name": "nothing", "arguments": "x", "server_label": odd},
+        {"type": "mcp_approval_response", "approval_request_id": "r1", "approve": True},
+    ]
+    answer = await create(agent, input=items)
+    assert [item.type for item in answer.output] == ["mcp_list_tools", "message"]
+
+
 async def test_trusted_tools_need_no_approval(
     agent: openai.AsyncOpenAI, scripted: Scripted, server: ToolServerThread
 ) -> None:

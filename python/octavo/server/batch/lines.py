@@ -113,7 +113,8 @@ class UsageSum:
 
     def add(self, line: str) -> None:
         """Count an output line; bodies of every endpoint, in either of OpenAI's forms."""
-        usage = json.loads(line)["response"]["body"].get("usage") or {}
+        body = json.loads(line)["response"]["body"]
+        usage = (body.get("usage") if isinstance(body, dict) else None) or {}
         self.input += usage.get("prompt_tokens", usage.get("input_tokens", 0))
         self.output += usage.get("completion_tokens", usage.get("output_tokens", 0))
         self.cached += _detail(usage, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens")

@@ -187,10 +187,13 @@ def _shown_name(label: str, name: str, taken: set[str]) -> str:
 
 def approved_calls(items: Sequence[Item]) -> list[Item]:
     """Approval requests among a conversation's items that were approved and not called yet, in order."""
-    called = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
-    approved = {
-        item.get("approval_request_id")
-        for item in items
-        if item["type"] == "mcp_approval_response" and item.get("approve") is True
-    }
-    return [item for item in items if item["type"] == "mcp_approval_request" and item["id"] in approved - called]
+    approved: set[str] = set()
+    done: set[str] = set()
+    for item in items:
+        name = item.get("approval_request_id")
+        if isinstance(name, str) and item["type"] == "mcp_call":
+            done.add(name)
+        elif isinstance(name, str) and item["type"] == "mcp_approval_response":
+            (approved if item.get("approve") is True else done).add(name)
+    wanted = approved - done
+    return [item for item in items if item["type"] == "mcp_approval_request" and item["id"] in wanted]

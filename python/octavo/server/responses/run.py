@@ -189,7 +189,7 @@ class ResponseRun:
 
     def _opening(self) -> list[Event]:
         """The first events, with the lists of tools that the conversation does not hold yet."""
-        known = {item["server_label"] for item in self._items if item["type"] == "mcp_list_tools"}
+        known = [item.get("server_label") for item in self._items if item["type"] == "mcp_list_tools"]
         lists = [(label, tools) for label, tools in self._tools.listed if label not in known]
         return [
             *self.writer.begin(),

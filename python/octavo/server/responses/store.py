@@ -92,7 +92,7 @@ class ResponseStore:
         return len(self._kept)
 
     def add(self, kept: Kept) -> None:
-        """Keep a response. 429 when nothing may go because all others still run."""
+        """Keep a response that begins. 429 when nothing may go because all others still run."""
         self._evict(1)
         if len(self._kept) >= self._max_count:
             raise ApiError(
@@ -104,6 +104,13 @@ class ResponseStore:
             )
         self._kept[kept.response["id"]] = kept
         self.settle(kept)
+
+    def offer(self, kept: Kept) -> None:
+        """Keep a response that has ended, if there is room for it beside those that run."""
+        self._evict(1)
+        if len(self._kept) < self._max_count:
+            self._kept[kept.response["id"]] = kept
+            self.settle(kept)
 
     def settle(self, kept: Kept) -> None:
         """Count a response anew, after it has grown."""

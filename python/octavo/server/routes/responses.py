@@ -75,7 +75,7 @@ async def create(request: Request) -> Response:
     def end() -> None:
         run.close()
         if asked.is_kept and kept.response["status"] != "in_progress":  # else the client left, or got an error
-            context.responses.add(kept)
+            context.responses.offer(kept)
 
     if asked.wanted.stream:
         return EventStream(run.sse(), end)
