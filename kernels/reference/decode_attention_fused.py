@@ -40,7 +40,7 @@ def attend(
         for x_rnd, gain_d in ((q_rhd, q_gain_d), (k_rgd, k_gain_d))
     )
     block_r = block_table_sb[row_slot_r.long(), position_r // block_size].long()
-    write_kv(k_rgd.to(kv_cache.dtype), v_rgd, kv_cache, block_r * block_size + position_r % block_size)
+    write_kv(k_rgd, v_rgd, kv_cache, block_r * block_size + position_r % block_size)
     rows = kv_len_r.shape[0]
     return paged_attention(
         q_rhd.to(qkv_ro.dtype),

@@ -5,15 +5,33 @@ Shape suffixes: t tokens, g KV heads, d head dim.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from octavo.kernels.reference.quantize_rows import FP8
+
+GREATEST = 448.0
+"""Of e4m3; what is larger is kept as that."""
+
+
+def kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers as a cache of the dtype holds them."""
+    return x.float().clamp(-GREATEST, GREATEST).to(dtype) if dtype == FP8 else x.to(dtype)
+
+
+def as_stored(cache: Tensor) -> Tensor:
+    """The cache, seen as bytes where torch can't index its numbers."""
+    return cache.view(torch.uint8) if cache.dtype == FP8 else cache
 
 
 def write_kv(k_tgd: Tensor, v_tgd: Tensor, kv_cache: Tensor, slot_mapping_t: Tensor) -> None:
     """Write K and V of token t at block slot_mapping[t] // block_size, offset slot_mapping[t] % block_size, in place.
 
-    kv_cache [num_blocks, 2, g, block_size, d]. Two tokens may name one place only in the null block (padding).
+    kv_cache [num_blocks, 2, g, block_size, d], of any dtype that `kept` knows. Two tokens may name one place only in
+    the null block (padding).
     """
     block_size = kv_cache.shape[3]
     block_t, offset_t = slot_mapping_t // block_size, slot_mapping_t % block_size
-    kv_cache[:, 0][block_t, :, offset_t] = k_tgd
-    kv_cache[:, 1][block_t, :, offset_t] = v_tgd
+    stored = as_stored(kv_cache)
+    stored[:, 0][block_t, :, offset_t] = as_stored(kept(k_tgd, kv_cache.dtype))
+    stored[:, 1][block_t, :, offset_t] = as_stored(kept(v_tgd, kv_cache.dtype))

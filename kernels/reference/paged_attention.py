@@ -8,15 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo.kernels.reference.kv_write import as_stored
+
 
 def gather_row(kv_cache: Tensor, block_s: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
     """K and V, both fp32 [g, end - start, d], at positions start .. end of the row whose block ids are `block_s`."""
     block_size = kv_cache.shape[3]
     first = start // block_size
     blocks = block_s[first : (end + block_size - 1) // block_size].long()
-    pages = kv_cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)  # [2, g, blocks * block_size, d]
+    pages = as_stored(kv_cache)[blocks].view(kv_cache.dtype)
+    pages = pages.float().permute(1, 2, 0, 3, 4).flatten(2, 3)  # [2, g, blocks * block_size, d]
     pages = pages[:, :, start - first * block_size : end - first * block_size]
-    return pages[0].float(), pages[1].float()
+    return pages[0], pages[1]
 
 
 def attend_row(

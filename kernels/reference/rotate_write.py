@@ -31,7 +31,7 @@ def rotate_write(
     q_thd, k_tgd, v_tgd = qkv_to.unflatten(-1, (-1, dim)).split((num_heads, kv_heads, kv_heads), dim=1)
     if q_gain_d is not None and k_gain_d is not None:
         q_thd, k_tgd = rms_norm(q_thd, q_gain_d, norm_eps), rms_norm(k_tgd, k_gain_d, norm_eps)
-    write_kv(rotate(k_tgd, cos_sin_td).to(kv_cache.dtype), v_tgd.to(kv_cache.dtype), kv_cache, slot_mapping_t)
+    write_kv(rotate(k_tgd, cos_sin_td), v_tgd, kv_cache, slot_mapping_t)
     return rotate(q_thd, cos_sin_td)
 
 

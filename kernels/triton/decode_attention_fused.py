@@ -124,8 +124,8 @@ def attention_kernel(
         acc_dg = tl.zeros([HEAD_DIM, GROUP_P2], tl.float32)
         for tile in range(low, high):
             next_block = tl.load(blocks + tl.minimum(tile + 1, high - 1))
-            k_td = k_desc.load([block, head, 0, 0]).reshape(TILE, HEAD_DIM)
-            v_td = v_desc.load([block, head, 0, 0]).reshape(TILE, HEAD_DIM)
+            k_td = k_desc.load([block, head, 0, 0]).reshape(TILE, HEAD_DIM).to(q_gd.dtype)
+            v_td = v_desc.load([block, head, 0, 0]).reshape(TILE, HEAD_DIM).to(q_gd.dtype)
             position_t = tile * TILE + t
             is_past_t = position_t < length - 1
             if WINDOW > 0:
@@ -147,7 +147,7 @@ def attention_kernel(
                 k = k * k_norm * tl.load(k_gain_d + d).to(tl.float32)
                 k_swapped = k_swapped * k_norm * tl.load(k_gain_d + swapped).to(tl.float32)
             k_d = rotate(k, k_swapped, cos, sin).to(kv_cache.dtype.element_ty)
-            v_d = tl.load(k_base + KV_HEADS * HEAD_DIM + d)
+            v_d = tl.load(k_base + KV_HEADS * HEAD_DIM + d).to(kv_cache.dtype.element_ty)
             place = block.to(tl.int64) * block_stride + (head * TILE + (length - 1) % TILE) * HEAD_DIM
             tl.store(kv_cache + place + d, k_d)
             tl.store(kv_cache + place + value_offset + d, v_d)
@@ -289,7 +289,7 @@ def attend(
 ) -> list[Launch]:
     """Write the rows' K and V at position kv_len - 1, then attend: out [r, heads * d] in qkv's dtype.
 
-    qkv [r, (heads + 2 * KV heads) * d]; cache [blocks, 2, KV heads, TILE, d]; as
+    qkv [r, (heads + 2 * KV heads) * d]; cache [blocks, 2, KV heads, TILE, d] of qkv's dtype or e4m3; as
     `octavo.kernels.reference.decode_attention_fused.attend`.
     """
     heads = layer.heads

@@ -25,8 +25,8 @@ def write_kernel(
     k_gd = tl.load(k_ptr + token.to(tl.int64) * k_stride + source, mask=mask)
     v_gd = tl.load(v_ptr + token.to(tl.int64) * v_stride + source, mask=mask)
     target = cache_ptr + (place // BLOCK) * block_stride + (head_g * BLOCK + place % BLOCK) * DIM + dim_d
-    tl.store(target, k_gd, mask=mask)
-    tl.store(target + KV_HEADS * BLOCK * DIM, v_gd, mask=mask)
+    tl.store(target, k_gd.to(cache_ptr.dtype.element_ty), mask=mask)
+    tl.store(target + KV_HEADS * BLOCK * DIM, v_gd.to(cache_ptr.dtype.element_ty), mask=mask)
 
 
 def write_kv(k_tgd: Tensor, v_tgd: Tensor, kv_cache: Tensor, slot_mapping_t: Tensor) -> None:

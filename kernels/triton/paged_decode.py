@@ -129,8 +129,8 @@ def decode_kernel(
                 visible_p = visible_p & (position_p >= first)
             key_pd = tile_keys(cache_head, blocks, tile, block_stride, BLOCK, TILE, DIM)[:, None] + dim_d[None, :]
             mask_pd = visible_p[:, None] & in_dim[None, :]
-            k_pd = tl.load(key_pd, mask=mask_pd, other=0.0)
-            v_pd = tl.load(key_pd + value_offset, mask=mask_pd, other=0.0)
+            k_pd = tl.load(key_pd, mask=mask_pd, other=0.0).to(q_dg.dtype)
+            v_pd = tl.load(key_pd + value_offset, mask=mask_pd, other=0.0).to(q_dg.dtype)
             score_pg = scaled(tl.dot(k_pd, q_dg, input_precision=PRECISION), scale, cap, CAPPED)
             score_pg = tl.where(visible_p[:, None], score_pg, -float("inf"))
             new_g = tl.maximum(greatest_g, tl.max(score_pg, 0))

@@ -34,8 +34,9 @@ HALF: tuple[tuple[int, PrefillConfig], ...] = (
     (256, PrefillConfig(64, 32, 4, 2)),
     (512, PrefillConfig(32, 16, 4, 2)),
 )
-"""By padded head dim, at most: 2-byte numbers. At head dim 128 the best or within 1% of it on an H200 from 1 x 1024 to
-4 x 8192 tokens; programs of 128 pairs and 8 warps are 2-10% slower but for the longest."""
+"""By padded head dim, at most: numbers of a cache in 2 bytes, or in one (e4m3). At head dim 128 the best or within 1%
+of it on an H200 from 1 x 1024 to 4 x 8192 tokens; programs of 128 pairs and 8 warps are 2-10% slower but for the
+longest."""
 
 SINGLE: tuple[tuple[int, PrefillConfig], ...] = (
     (128, PrefillConfig(32, 32, 4, 2)),
@@ -48,7 +49,7 @@ SINGLE: tuple[tuple[int, PrefillConfig], ...] = (
 def choose_config(dim_pad: int, itemsize: int) -> PrefillConfig:
     """The config for a padded head dim of `itemsize`-byte numbers."""
     for limit, config in SINGLE if itemsize == 4 else HALF:
-        if dim_pad <= limit and itemsize in (2, 4):
+        if dim_pad <= limit and itemsize in (1, 2, 4):
             return config
     raise ValueError(f"head dim {dim_pad} of {itemsize}-byte numbers is beyond what paged attention supports")
 
@@ -78,6 +79,8 @@ def walk(
         else:
             k_pd = tl.load(key_pd)
             v_pd = tl.load(key_pd + VALUE_OFFSET)
+        k_pd = k_pd.to(q_md.dtype)
+        v_pd = v_pd.to(q_md.dtype)
         score_mp = tl.dot(q_md, tl.trans(k_pd), input_precision=PRECISION)
         if CAPPED:
             score_mp = scaled(score_mp, scale, cap, CAPPED)

@@ -93,6 +93,11 @@ class CacheConfig:
         "Bytes for KV blocks, instead of a share of memory; default on CPU: a quarter of free memory, at most 4 GiB.",
         low=1,
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Numbers of the KV cache: auto those of --dtype, fp8 in 8 bits (e4m3; CUDA devices with fp8).",
+        choices=("auto", "fp8"),
+    )
     enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prefixes.")
 
 

@@ -34,7 +34,7 @@ from octavo.worker.device import DeviceFacts
 from octavo.worker.kernel_build import MAX_PROCESSES
 from octavo.worker.kv_cache import DTYPES
 from octavo.worker.memory import rows_at_a_time
-from octavo.worker.resolve import Limits, limits_of, resolve_config, resolve_quantization
+from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization
 from octavo.worker.slots import Slots
 from octavo.worker.step_kernels import StepKernels
 from octavo.worker.step_kinds import StepKind, decode_kinds, graph_kinds, mixed_kinds
@@ -93,8 +93,9 @@ class MetaSteps:
             deterministic=config.execution.deterministic,
         )
         model.set_attention_backend(make_backend("triton", deterministic=config.execution.deterministic))
+        stored = DTYPES[kv_dtype(config)]
         kv_cache = [
-            torch.empty(2, 2, spec.num_kv_heads, limits.block_size, spec.head_dim, dtype=dtype, device=META)
+            torch.empty(2, 2, spec.num_kv_heads, limits.block_size, spec.head_dim, dtype=stored, device=META)
             for spec in model.attention_specs
         ]
         slots = Slots(limits.max_num_seqs, -(-max_model_len // limits.block_size), META)

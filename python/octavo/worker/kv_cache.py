@@ -12,7 +12,8 @@ from torch import Tensor
 
 from octavo.attention.base import AttentionSpec
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "fp8": torch.float8_e4m3fn}
+"""By the name that --dtype or --kv-cache-dtype gives."""
 
 
 def allocate_kv_cache(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.worker.device import DeviceFacts, check_backend, find_device
-from octavo.worker.resolve import Limits, limits_of, resolve_config, resolve_quantization, with_fewer_tokens
+from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization, with_fewer_tokens
 from octavo.worker.step_kinds import MAX_MIXED_GRAPHS, graph_kinds
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 EXPERT_TILE = 128
 """Rows of one expert that the largest tiles of its kernels take."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 MAX_CHUNK_LOGITS = 1 << 24
 """Logits that exist at a time: the runner samples so many rows at once that rows * vocabulary stays below, or uses at
 most 1 / `LOGITS_SHARE` of a CUDA device's memory if that is more. Every chunk reads the head's weights again."""
@@ -201,7 +201,7 @@ def plan_memory(
     """Size the cache of a config that `resolve_config` made. ConfigError names the flag and value that would fit."""
     limits = limits_of(config)
     usage = usage_of(config, model, device, weight_bytes)
-    token_bytes = kv_token_bytes(model, config.model.dtype)
+    token_bytes = kv_token_bytes(model, kv_dtype(config))
     asked = config.model.max_model_len
     wanted_len = asked if isinstance(asked, int) else model.max_position_embeddings
     useful_blocks = USEFUL_BATCHES * limits.max_num_seqs * math.ceil(wanted_len / limits.block_size) + 1

@@ -73,6 +73,12 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
         raise ConfigError(f"--cuda-graph-sizes {sizes[-1]}: a step has at most {most_rows} rows", "cuda_graph_sizes")
     if config.execution.deterministic:
         _check_deterministic(config, device, backend)
+    if config.cache.kv_cache_dtype == "fp8" and not (device.has_fp8 and backend in GRAPH_BACKENDS):
+        raise ConfigError(
+            "--kv-cache-dtype fp8 needs a CUDA device with fp8 (compute capability 8.9 or later) and "
+            "--attention-backend triton: use auto here",
+            "kv_cache_dtype",
+        )
     decode_kernels = config.execution.decode_kernels
     if decode_kernels == "auto" and backend not in GRAPH_BACKENDS:
         decode_kernels = "plain"  # fused kernels attend themselves: whoever names another backend wants that one
@@ -93,6 +99,11 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
     )
     cache = replace(config.cache, block_size=config.cache.block_size or defaults["block_size"])
     return replace(config, model=model, cache=cache, scheduler=scheduler, execution=execution)
+
+
+def kv_dtype(config: EngineConfig) -> str:
+    """The name of the cache's numbers (`kv_cache.DTYPES`), of a resolved config."""
+    return config.model.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 
 
 def _check_deterministic(config: EngineConfig, device: DeviceFacts, backend: str) -> None:

@@ -34,7 +34,7 @@ from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.mixed_graphs import MixedGraphs
-from octavo.worker.resolve import GRAPH_BACKENDS
+from octavo.worker.resolve import GRAPH_BACKENDS, kv_dtype
 from octavo.worker.slots import Slots
 from octavo.worker.step_kernels import StepKernels
 from octavo.worker.step_kinds import StepKind, mixed_kinds
@@ -125,7 +125,7 @@ class TorchRunner:
             self._model.attention_specs,
             num_blocks=plan.num_blocks,
             block_size=limits.block_size,
-            dtype=dtype,
+            dtype=DTYPES[kv_dtype(self.config)],
             device=device,
         )
         self._slots = Slots(limits.max_num_seqs, math.ceil(plan.max_model_len / limits.block_size), device)

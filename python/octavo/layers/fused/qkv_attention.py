@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext
+from octavo.kernels.reference.quantize_rows import FP8
 from octavo.kernels.triton.decode_attention_fused import (
     TILE,
     AttentionLayer,
@@ -71,7 +72,7 @@ class QkvAttention:
         spec, layer = self._attention.spec, self._layer
         cache = ctx.kv_cache[spec.layer]
         only_decodes = ctx.num_tokens == ctx.num_rows == ctx.num_decode_rows == qkv_to.shape[0] > 0
-        if self._decodes and only_decodes and ctx.block_size == TILE and cache.dtype == qkv_to.dtype:
+        if self._decodes and only_decodes and ctx.block_size == TILE and cache.dtype in (qkv_to.dtype, FP8):
             return self._decode(qkv_to, cache, ctx)
         q_thd = rotate_write(
             qkv_to,
