@@ -2,8 +2,9 @@
 
     best     largest value and its id, a chunk of the vocabulary each      all that a greedy batch needs but `choose`
     levels   how many tokens, and how much weight, lie within 16 depths below the row's best
-    gather   the values down to the first depth that holds what top-k or top-p asks for
-    bound    the least value kept, by bisection: over the gathered values, or over all when they are too many
+    refine   the same within 16 parts of the depth where the bound lies, if too many values lie there
+    gather   the values where the bound may lie; of those above (if only top-p asks) their weight alone
+    bound    the least value kept, by bisection: over the gathered values, or over all when they still are too many
     groups   the weight kept of every 256 tokens
     choose   the races, or the best token; the row's new state
 
@@ -29,7 +30,7 @@ from octavo.kernels.triton.launch import Launch
 
 LEVELS = 16
 GATHERED = 8192
-"""Values that a row can gather; rows with more search all logits, which is slow."""
+"""Values that a row can gather; rows with more search all logits, which is slow: thousands of (nearly) equal ones."""
 CHUNK_SIZES = ((8, 1024), (32, 2048), (1 << 30, 4096))
 """(most rows, tokens of a chunk): small batches need short chunks to fill the device."""
 ARENA = ["slot_ptr", "position_ptr", "out_ptr"]
@@ -90,7 +91,7 @@ def join(PDL: tl.constexpr):
 
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
 def best_kernel(
-    logits_ptr, slot_ptr, divisor_ptr, value_ptr, id_ptr, count_ptr, row_stride, vocab_size, num_chunks,
+    logits_ptr, slot_ptr, divisor_ptr, value_ptr, id_ptr, count_ptr, above_ptr, row_stride, vocab_size, num_chunks,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One chunk of a row: its largest value, the lowest id that has it."""
@@ -105,6 +106,7 @@ def best_kernel(
     tl.store(id_ptr + row * num_chunks + chunk, tl.min(tl.where(x_v == top, id_v, 2147483647), 0))
     if chunk == 0:
         tl.store(count_ptr + row, 0)
+        tl.store(above_ptr + row, tl.full([], 0, tl.int64))
 
 
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
@@ -130,13 +132,59 @@ def level_kernel(
             tl.store(level_ptr + (row * num_chunks + chunk) * LEVELS + i, tl.sum(tl.where(within_v, packed_v, 0), 0))
 
 
+@triton.jit
+def sums_within(packed_ptr, row, num_chunks, CHUNKS: tl.constexpr, LEVELS: tl.constexpr):
+    """(counts, weights without their last bits) of a row within every level, from those of its chunks."""
+    chunk_c = tl.arange(0, CHUNKS)
+    level_l = tl.arange(0, LEVELS)
+    packed_cl = tl.load(
+        packed_ptr + (row * num_chunks + chunk_c)[:, None] * LEVELS + level_l[None, :],
+        mask=(chunk_c < num_chunks)[:, None], other=0,
+    )  # fmt: skip
+    return tl.sum(packed_cl >> COUNT_BIT, 0), tl.sum(packed_cl & (ONE - 1), 0) << MASS_SHIFT
+
+
+@triton.jit
+def bracket(count_l, mass_l, k, needed, vocab_size, LEVELS: tl.constexpr):
+    """(last level that surely holds less than is asked for, or -1; first one that surely holds enough), within which
+    the bound lies. With top-k, top-p asks for a part of what top-k keeps: then all above counts, so it is -1."""
+    level_l = tl.arange(0, LEVELS)
+    is_count = k < vocab_size
+    enough_l = tl.where(is_count, count_l >= k, mass_l.to(tl.float64) >= needed * 1.000000001)
+    inner = tl.min(tl.where(enough_l, level_l, LEVELS - 1), 0)
+    most_l = (mass_l + (count_l << MASS_SHIFT)).to(tl.float64)
+    short_l = (most_l < needed) & (level_l < inner) & (k >= vocab_size)
+    return tl.max(tl.where(short_l, level_l, -1), 0), inner
+
+
+@triton.jit
+def depth_of(level):
+    """How deep below the best value a level reaches; 0 for level -1. Past the last one nothing has weight."""
+    return (level + 1 + 2 * tl.maximum(level - 9, 0)).to(tl.float32)
+
+
+@triton.jit
+def at(value_l, level, LEVELS: tl.constexpr):
+    """A level's sum; 0 for level -1."""
+    return tl.sum(tl.where(tl.arange(0, LEVELS) == level, value_l, 0), 0)
+
+
+@triton.jit
+def needed_of(total_ptr, row, p, num_chunks, CHUNKS: tl.constexpr):
+    """The weight that top-p asks for."""
+    chunk_c = tl.arange(0, CHUNKS)
+    total_c = tl.load(total_ptr + row * num_chunks + chunk_c, mask=chunk_c < num_chunks, other=0)
+    return p * tl.sum(total_c, 0).to(tl.float64)
+
+
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
-def gather_kernel(
-    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, value_ptr, total_ptr, level_ptr, count_ptr, list_ptr,
+def refine_kernel(
+    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, value_ptr, total_ptr, level_ptr, part_ptr,
     row_stride, vocab_size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LEVELS: tl.constexpr, GATHERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of a row with top-k or top-p: append what may be kept to the row's list, in any order."""
+    """One chunk of a row with too many values between the depths where its bound lies: packed count and weight within
+    16 parts of that range."""
     join(PDL)
     chunk = tl.program_id(0)
     row = tl.program_id(1)
@@ -144,34 +192,65 @@ def gather_kernel(
     k = tl.load(k_ptr + slot)
     p = tl.load(p_ptr + slot)
     if tl.load(random_ptr + slot) & ((k < vocab_size) | (p < 1.0)):
-        chunk_c = tl.arange(0, CHUNKS)
-        level_l = tl.arange(0, LEVELS)
-        exists_c = chunk_c < num_chunks
-        total = tl.sum(tl.load(total_ptr + row * num_chunks + chunk_c, mask=exists_c, other=0), 0)
-        packed_cl = tl.load(
-            level_ptr + (row * num_chunks + chunk_c)[:, None] * LEVELS + level_l[None, :],
-            mask=exists_c[:, None], other=0,
-        )  # fmt: skip
-        count_l = tl.sum(packed_cl >> COUNT_BIT, 0)
-        mass_l = tl.sum(packed_cl & (ONE - 1), 0) << MASS_SHIFT
-        # With top-k, top-p asks for a part of what top-k keeps. Past the last depth nothing has weight.
-        needed = p * total.to(tl.float64)
-        enough_l = tl.where(k < vocab_size, count_l >= k, mass_l.to(tl.float64) >= needed * 1.000000001)
-        level = tl.min(tl.where(enough_l, level_l, LEVELS - 1), 0)
-        depth = (level + 1 + 2 * tl.maximum(level - 9, 0)).to(tl.float32)
-        top = tl.maximum(top_of(value_ptr, row, num_chunks, CHUNKS), LOWEST)
-        if tl.load(value_ptr + row * num_chunks + chunk) - top > -depth:
+        needed = needed_of(total_ptr, row, p, num_chunks, CHUNKS)
+        count_l, mass_l = sums_within(level_ptr, row, num_chunks, CHUNKS, LEVELS)
+        outer, inner = bracket(count_l, mass_l, k, needed, vocab_size, LEVELS)
+        if at(count_l, inner, LEVELS) - at(count_l, outer, LEVELS) > GATHERED:
+            top = tl.maximum(top_of(value_ptr, row, num_chunks, CHUNKS), LOWEST)
             id_v = chunk * CHUNK + tl.arange(0, CHUNK)
             x_v = scaled(logits_ptr, row, row_stride, id_v, vocab_size, tl.load(divisor_ptr + slot))
-            taken_v = (x_v - top > -depth).to(tl.int32)
+            high = depth_of(outer)
+            width = (depth_of(inner) - high) / LEVELS
+            packed_v = tl.where(x_v - top > -high, 0, (weigh(x_v, top) >> MASS_SHIFT) + ONE)
+            for i in tl.static_range(LEVELS):
+                within_v = x_v - top > -(high + (i + 1) * width)
+                tl.store(part_ptr + (row * num_chunks + chunk) * LEVELS + i, tl.sum(tl.where(within_v, packed_v, 0), 0))
+
+
+@triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
+def gather_kernel(
+    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, value_ptr, total_ptr, level_ptr, part_ptr, count_ptr,
+    above_ptr, list_ptr, row_stride, vocab_size, num_chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LEVELS: tl.constexpr, GATHERED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One chunk of a row with top-k or top-p: append the values where the bound may lie to the row's list, in any
+    order, and add the weight of those above."""
+    join(PDL)
+    chunk = tl.program_id(0)
+    row = tl.program_id(1)
+    slot = tl.load(slot_ptr + row)
+    k = tl.load(k_ptr + slot)
+    p = tl.load(p_ptr + slot)
+    if tl.load(random_ptr + slot) & ((k < vocab_size) | (p < 1.0)):
+        needed = needed_of(total_ptr, row, p, num_chunks, CHUNKS)
+        count_l, mass_l = sums_within(level_ptr, row, num_chunks, CHUNKS, LEVELS)
+        outer, inner = bracket(count_l, mass_l, k, needed, vocab_size, LEVELS)
+        high = depth_of(outer)
+        low = depth_of(inner)
+        count = at(count_l, outer, LEVELS)
+        if at(count_l, inner, LEVELS) - count > GATHERED:
+            width = (low - high) / LEVELS
+            part_l, part_mass_l = sums_within(part_ptr, row, num_chunks, CHUNKS, LEVELS)
+            mass = at(mass_l, outer, LEVELS)
+            outer, inner = bracket(count + part_l, mass + part_mass_l, k, needed, vocab_size, LEVELS)
+            low = high + (inner + 1) * width
+            high = high + (outer + 1) * width
+        top = tl.maximum(top_of(value_ptr, row, num_chunks, CHUNKS), LOWEST)
+        if tl.load(value_ptr + row * num_chunks + chunk) - top > -low:
+            id_v = chunk * CHUNK + tl.arange(0, CHUNK)
+            x_v = scaled(logits_ptr, row, row_stride, id_v, vocab_size, tl.load(divisor_ptr + slot))
+            above_v = x_v - top > -high
+            taken_v = ((x_v - top > -low) & (above_v == 0)).to(tl.int32)
             place_v = tl.atomic_add(count_ptr + row, tl.sum(taken_v, 0)) + tl.cumsum(taken_v, 0) - taken_v
             fits_v = (taken_v != 0) & (place_v < GATHERED)
             tl.store(list_ptr + row.to(tl.int64) * GATHERED + place_v, x_v, mask=fits_v)
+            tl.atomic_add(above_ptr + row, tl.sum(tl.where(above_v, weigh(x_v, top), 0), 0))
 
 
 @triton.jit
-def bound_of_list(key_n, weight_n, total, k, p, high, vocab_size):
-    """The least key v of the list with fewer than k keys above it, and less weight above it than p of the mass."""
+def bound_of_list(key_n, weight_n, above, total, k, p, high, vocab_size):
+    """The least key v of the list with fewer than k keys above it, and less weight above it than p of the mass. Values
+    above those of the list weigh `above`."""
     low = tl.min(tl.where(weight_n >= 0, key_n, high), 0).to(tl.int64)
     last = high.to(tl.int64)
     mass = total
@@ -182,17 +261,17 @@ def bound_of_list(key_n, weight_n, total, k, p, high, vocab_size):
             few = tl.sum((key_n > middle).to(tl.int32), 0) < k
             right = tl.where(few, middle, right)
             low = tl.where(few, low, middle + 1)
-        above = key_n > low
+        above_n = key_n > low
         tied = tl.max(tl.where(key_n == low, weight_n, 0), 0)
         num_tied = tl.sum((key_n == low).to(tl.int32), 0)
-        num_left = tl.minimum(k - tl.sum(above.to(tl.int32), 0), num_tied)
-        mass = tl.sum(tl.where(above, weight_n, 0), 0) + num_left * tied
+        num_left = tl.minimum(k - tl.sum(above_n.to(tl.int32), 0), num_tied)
+        mass = tl.sum(tl.where(above_n, weight_n, 0), 0) + num_left * tied
     if p < 1.0:
         needed = p * mass.to(tl.float64)
         right = last
         while low < right:
             middle = (low + right) >> 1
-            light = tl.sum(tl.where(key_n > middle, weight_n, 0), 0).to(tl.float64) < needed
+            light = (above + tl.sum(tl.where(key_n > middle, weight_n, 0), 0)).to(tl.float64) < needed
             right = tl.where(light, middle, right)
             low = tl.where(light, low, middle + 1)
     return low
@@ -247,8 +326,8 @@ def bound_of_all(logits_ptr, row, row_stride, vocab_size, divisor, top, total, k
 
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
 def bound_kernel(
-    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, min_p_ptr, value_ptr, total_ptr, count_ptr, list_ptr,
-    bound_ptr, row_stride, vocab_size, num_chunks,
+    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, min_p_ptr, value_ptr, total_ptr, count_ptr, above_ptr,
+    list_ptr, bound_ptr, row_stride, vocab_size, num_chunks,
     TILE: tl.constexpr, CHUNKS: tl.constexpr, GATHERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: the least value that top-k, top-p and min-p keep; -inf without limits."""
@@ -270,7 +349,8 @@ def bound_kernel(
                 x_n = tl.load(list_ptr + row.to(tl.int64) * GATHERED + place_n, mask=place_n < count, other=0.0)
                 key_n = tl.where(place_n < count, ordered(x_n), -2147483648)
                 weight_n = tl.where(place_n < count, weigh(x_n, top), -1)
-                key = bound_of_list(key_n, weight_n, total, k, p, ordered(top), vocab_size)
+                above = tl.load(above_ptr + row)
+                key = bound_of_list(key_n, weight_n, above, total, k, p, ordered(top), vocab_size)
             else:
                 divisor = tl.load(divisor_ptr + slot)
                 key = bound_of_all(logits_ptr, row, row_stride, vocab_size, divisor, top, total, k, p, TILE)
@@ -366,7 +446,9 @@ class Scratch:
     id_rc: Tensor
     total_rc: Tensor
     level_rcl: Tensor
+    part_rcl: Tensor
     count_r: Tensor
+    above_r: Tensor
     list_rn: Tensor
     bound_r: Tensor
     sum_rg: Tensor
@@ -384,7 +466,9 @@ class Scratch:
             id_rc=empty(chunks, dtype=torch.int32),
             total_rc=empty(chunks, dtype=torch.int64),
             level_rcl=empty(chunks * LEVELS, dtype=torch.int64),
+            part_rcl=empty(chunks * LEVELS, dtype=torch.int64),
             count_r=empty(max_rows, dtype=torch.int32),
+            above_r=empty(max_rows, dtype=torch.int64),
             list_rn=empty(max_rows, GATHERED, dtype=torch.float32),
             bound_r=empty(max_rows, dtype=torch.float32),
             sum_rg=empty(max_rows, triton.cdiv(vocab_size, GROUP), dtype=torch.int64),
@@ -417,7 +501,8 @@ def launches(logits_rv: Tensor, rows: Rows, slots: SlotParameters, scratch: Scra
         "divisor_ptr": slots.divisor_s, "random_ptr": slots.random_s, "k_ptr": slots.k_s, "p_ptr": slots.p_s,
         "min_p_ptr": slots.min_p_log_s, "seed_ptr": slots.seed_s, "index_ptr": slots.index_s,
         "value_ptr": scratch.value_rc, "id_ptr": scratch.id_rc, "total_ptr": scratch.total_rc,
-        "level_ptr": scratch.level_rcl, "count_ptr": scratch.count_r, "list_ptr": scratch.list_rn,
+        "level_ptr": scratch.level_rcl, "part_ptr": scratch.part_rcl, "above_ptr": scratch.above_r,
+        "count_ptr": scratch.count_r, "list_ptr": scratch.list_rn,
         "bound_ptr": scratch.bound_r, "sum_ptr": scratch.sum_rg,
         "row_stride": logits_rv.stride(0), "out_stride": rows.output_r.stride(0), "vocab_size": vocab_size,
         "num_chunks": num_chunks, "num_groups": num_groups,
@@ -436,7 +521,8 @@ def launches(logits_rv: Tensor, rows: Rows, slots: SlotParameters, scratch: Scra
     made = [launch(best_kernel, by_chunk, max(warps // 2, 2))]
     if choice is Choice.LIMITED:
         made.append(launch(level_kernel, by_chunk, warps))
-        made.append(launch(gather_kernel, by_chunk, warps))
+        made.append(launch(refine_kernel, by_chunk, 2 * warps))
+        made.append(launch(gather_kernel, by_chunk, 2 * warps))
         made.append(launch(bound_kernel, by_row, 16))
     if choice is not Choice.GREEDY:
         made.append(launch(group_kernel, by_chunk, warps))

@@ -134,8 +134,8 @@ def outside(run: Run) -> float:
 
 
 def overflow() -> float:
-    """Flat rows, whose candidates are too many for the list."""
-    run = batch(normal(60, VOCAB, 0.3, 5), slots_of(70, 3, wide=True), 6)
+    """All but equal logits: too many candidates for the list, whatever the depth."""
+    run = batch(normal(60, VOCAB, 0.0005, 5), slots_of(70, 3, wide=True), 6)
     wrong = mismatches(run)
     assert int(run.scratch.count_r.max()) > kernel.GATHERED, "the case overflows nothing"
     return wrong

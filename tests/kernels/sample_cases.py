@@ -134,6 +134,23 @@ def test_rows_with_too_many_candidates_search_all(scale: float, monkeypatch: pyt
     compare(torch.randn(7, 2100, generator=generator) * scale, slots, generator, Choice.LIMITED)
 
 
+@pytest.mark.parametrize(("k", "p"), [(2**31 - 1, 0.9), (2**31 - 1, 0.5), (150, 1.0), (150, 0.7)])
+def test_wide_nuclei_are_narrowed_down(k: int, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with more values at the depth of the bound than can be gathered do not search all logits."""
+    monkeypatch.setattr(kernel, "GATHERED", 256)
+    generator = torch.Generator().manual_seed(k % 1000 + int(10 * p))
+    logits = torch.randn(3, 4500, generator=generator)
+    slots = make_slots(3, generator, 4500)._replace(
+        divisor_s=torch.ones(3), random_s=torch.ones(3, dtype=torch.bool), min_p_log_s=torch.full((3,), -math.inf),
+        k_s=torch.full((3,), k), p_s=torch.full((3,), p, dtype=torch.float64),
+    )  # fmt: skip
+    found: list[Scratch] = []
+    allocate = Scratch.allocate
+    monkeypatch.setattr(Scratch, "allocate", lambda *args: found.append(allocate(*args)) or found[-1])
+    compare(logits, slots, generator, Choice.LIMITED)
+    assert 0 < int(found[0].count_r.min()) <= int(found[0].count_r.max()) <= 256
+
+
 def test_a_deep_tail_counts_for_top_k() -> None:
     """One token far above all others: top-k keeps tokens whose depth is past the last level, or that have no weight."""
     generator = torch.Generator().manual_seed(5)
