@@ -162,6 +162,9 @@ def child(wanted: dict[str, list[str]], args: argparse.Namespace, deadline_s: fl
     with tempfile.TemporaryDirectory(prefix="octavo-h200-") as folder, args.out.open("a") as out:
         write_shape(SHAPES[name], Path(folder))
         with LLM(folder, load_format="dummy", **engine_options) as llm:
+            began_s = time.monotonic()
+            count = sum(1 for _ in llm._loop.runner.chores)  # as an engine does that has been idle for a while
+            show(f"{name}: {count} chores in {time.monotonic() - began_s:.1f} s")
             bench = Bench(llm, options(repeat=args.repeat))
             for part in parts:
                 if time.monotonic() + PARTS[name][part].seconds > deadline_s:
