@@ -29,8 +29,10 @@ pub struct AttentionArgs {
     pub kv_cache: *const u8,
     /// `[num_tokens, num_heads, head_dim]`, written in full; tokens of no row get zeros.
     pub out: *mut u8,
-    /// Of q, cache and out.
+    /// Of the cache.
     pub dtype: Dtype,
+    /// Of q and out.
+    pub io_dtype: Dtype,
     /// `[num_rows]` slot of each row.
     pub row_slot: *const i32,
     /// `[num_rows + 1]` first token of each row.
@@ -59,7 +61,7 @@ pub struct AttentionArgs {
 
 /// A checked call, as all threads see it.
 pub struct Call<'a> {
-    pub args: &'a AttentionArgs,
+    pub args: AttentionArgs,
     pub plan: &'a Plan,
     pub group: usize,
     /// Folded into q.
@@ -75,30 +77,96 @@ pub struct Call<'a> {
 // disjoint), and read another's partials only after the acquiring countdown of `remaining`.
 unsafe impl Sync for Call<'_> {}
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    fn new(
+        args: AttentionArgs,
+        plan: &'a Plan,
+        partials: *mut f32,
+        remaining: &'a [AtomicUsize],
+    ) -> Self {
+        let capped = args.soft_cap > 0.0;
+        let divisor = if capped { args.soft_cap } else { 1.0 / LOG2_E };
+        Call {
+            plan,
+            group: args.num_heads / args.num_kv_heads,
+            q_scale: args.scale / divisor,
+            cap: if capped { args.soft_cap * LOG2_E } else { 0.0 },
+            partials,
+            remaining,
+            args,
+        }
+    }
+
+    /// Take items until there are none; `next` counts those that all threads took.
+    ///
+    /// # Safety
+    /// The plan was filled for the call's arguments, whose pointers are valid; `run` fits the cache's dtype and the
+    /// machine; all threads of the call have the same `next`, 0 at first.
+    unsafe fn run_items(&self, run: Run, next: &AtomicUsize) {
+        with_scratch(|scratch| {
+            while let Some(item) = self.plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                debug_assert!(item.num_pairs() <= MAX_ROWS);
+                // SAFETY: the caller's.
+                unsafe { run(self, item, scratch) };
+            }
+        });
+    }
+
     pub fn row(&self, item: &Item) -> &Row {
         &self.plan.rows[item.row]
+    }
+
+    /// Elements `d..` of a pair's query.
+    ///
+    /// # Safety
+    /// `pair` is one of the item's, `d + S::LANES <= head_dim`.
+    #[inline(always)]
+    pub unsafe fn query_vector<S: Simd>(&self, item: &Item, pair: usize, d: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe {
+            match self.args.io_dtype {
+                Dtype::F32 => f32::load::<S>(self.query::<f32>(item, pair).add(d)),
+                Dtype::Bf16 => Bf16::load::<S>(self.query::<Bf16>(item, pair).add(d)),
+                Dtype::F16 => F16::load::<S>(self.query::<F16>(item, pair).add(d)),
+            }
+        }
+    }
+
+    /// Element `d` of a pair's query.
+    ///
+    /// # Safety
+    /// `pair` is one of the item's, `d < head_dim`.
+    #[inline(always)]
+    pub unsafe fn query_number(&self, item: &Item, pair: usize, d: usize) -> f32 {
+        // SAFETY: the caller's.
+        unsafe {
+            match self.args.io_dtype {
+                Dtype::F32 => *self.query::<f32>(item, pair).add(d),
+                Dtype::Bf16 => (*self.query::<Bf16>(item, pair).add(d)).to_f32(),
+                Dtype::F16 => (*self.query::<F16>(item, pair).add(d)).to_f32(),
+            }
+        }
     }
 
     /// Query vector of a pair.
     ///
     /// # Safety
-    /// `E` is the call's dtype and `pair` is one of the item's.
-    pub unsafe fn query<E: Element>(&self, item: &Item, pair: usize) -> *const E {
-        let args = self.args;
+    /// `Q` is the dtype of q and `pair` is one of the item's.
+    unsafe fn query<Q: Element>(&self, item: &Item, pair: usize) -> *const Q {
+        let args = &self.args;
         let (token, head) = self.place(item, pair);
         // SAFETY: token < num_tokens and head < num_heads, by the plan.
         unsafe {
             args.q
-                .cast::<E>()
+                .cast::<Q>()
                 .add(token * args.q_stride + head * args.head_dim)
         }
     }
 
     /// Tokens of no row get zeros.
     fn clear_unused(&self) {
-        let args = self.args;
-        let token_bytes = args.num_heads * args.head_dim * args.dtype.bytes();
+        let args = &self.args;
+        let token_bytes = args.num_heads * args.head_dim * args.io_dtype.bytes();
         let unused = args.num_tokens - self.plan.num_used_tokens;
         if unused > 0 {
             // SAFETY: num_used_tokens + unused = num_tokens; all-zero bits are zero in every dtype.
@@ -119,9 +187,9 @@ impl Call<'_> {
     /// Addresses of the keys at positions low .. low + `keys.len()`; the values lie `value_offset` elements behind.
     ///
     /// # Safety
-    /// `E` is the call's dtype and the positions are within the item's.
+    /// `E` is the cache's dtype and the positions are within the item's.
     pub unsafe fn keys<E: Element>(&self, item: &Item, low: usize, keys: &mut [*const E]) {
-        let (args, row) = (self.args, self.row(item));
+        let (args, row) = (&self.args, self.row(item));
         let (size, dim) = (args.block_size, args.head_dim);
         let mut done = 0;
         while done < keys.len() {
@@ -147,8 +215,8 @@ impl Call<'_> {
     /// `sum` that of the weights.
     ///
     /// # Safety
-    /// `E` is the call's dtype, `pair` one of the item's and given once, `out` readable.
-    pub unsafe fn finish<S: Simd, E: Element>(
+    /// `pair` is one of the item's and given once, `out` readable.
+    pub unsafe fn finish<S: Simd>(
         &self,
         item: &Item,
         pair: usize,
@@ -166,7 +234,7 @@ impl Call<'_> {
                 partial.add(count * dim + index).write(greatest);
                 partial.add(count * (dim + 1) + index).write(sum);
             } else {
-                self.store::<S, E>(item, pair, out, 1.0 / sum);
+                self.store::<S>(item, pair, out, 1.0 / sum);
             }
         }
     }
@@ -174,7 +242,21 @@ impl Call<'_> {
     /// # Safety
     /// As `finish`.
     #[inline(always)]
-    unsafe fn store<S: Simd, E: Element>(
+    unsafe fn store<S: Simd>(&self, item: &Item, pair: usize, out: *const f32, factor: f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            match self.args.io_dtype {
+                Dtype::F32 => self.store_as::<S, f32>(item, pair, out, factor),
+                Dtype::Bf16 => self.store_as::<S, Bf16>(item, pair, out, factor),
+                Dtype::F16 => self.store_as::<S, F16>(item, pair, out, factor),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `finish`; `E` is the dtype of out.
+    #[inline(always)]
+    unsafe fn store_as<S: Simd, E: Element>(
         &self,
         item: &Item,
         pair: usize,
@@ -205,8 +287,8 @@ impl Call<'_> {
     /// Combine the parts of the item's split once the last of them is done.
     ///
     /// # Safety
-    /// `E` is the call's dtype; the item has called `finish` for all of its pairs.
-    unsafe fn merge<S: Simd, E: Element>(&self, item: &Item, line: &mut Floats) {
+    /// The item has called `finish` for all of its pairs.
+    unsafe fn merge<S: Simd>(&self, item: &Item, line: &mut Floats) {
         let Some(index) = item.split else { return };
         if self.remaining[index].fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
@@ -237,7 +319,7 @@ impl Call<'_> {
                         *line.add(d) += weight * *part(p).add(i * dim + d);
                     }
                 }
-                self.store::<S, E>(item, item.first + i, line, 1.0 / sum);
+                self.store::<S>(item, item.first + i, line, 1.0 / sum);
             }
         }
     }
@@ -247,7 +329,7 @@ impl Call<'_> {
 type Run = unsafe fn(&Call<'_>, &Item, &mut Scratch);
 
 /// # Safety
-/// `E` is the call's dtype and the machine has `S`'s instructions.
+/// `E` is the cache's dtype and the machine has `S`'s instructions.
 #[inline(always)]
 unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
     // SAFETY: the caller's.
@@ -257,7 +339,7 @@ unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut S
         } else {
             wide::run::<S, E>(call, item, scratch);
         }
-        call.merge::<S, E>(item, &mut scratch.line);
+        call.merge::<S>(item, &mut scratch.line);
     }
 }
 
@@ -286,6 +368,15 @@ fn select<E: Element>(isa: Isa) -> Run {
         #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni | Isa::Avx2 => run_avx2::<E>,
         _ => run::<Portable, E>,
+    }
+}
+
+/// Of a cache's dtype.
+fn kernel(dtype: Dtype, isa: Isa) -> Run {
+    match dtype {
+        Dtype::F32 => select::<f32>(isa),
+        Dtype::Bf16 => select::<Bf16>(isa),
+        Dtype::F16 => select::<F16>(isa),
     }
 }
 
@@ -323,11 +414,7 @@ pub unsafe fn paged_attention(args: &AttentionArgs) -> Result<(), KernelError> {
 /// As `paged_attention`.
 pub unsafe fn paged_attention_with(args: &AttentionArgs, isa: Isa) -> Result<(), KernelError> {
     let isa = isa.or_best();
-    let run = match args.dtype {
-        Dtype::F32 => select::<f32>(isa),
-        Dtype::Bf16 => select::<Bf16>(isa),
-        Dtype::F16 => select::<F16>(isa),
-    };
+    let run = kernel(args.dtype, isa);
     // A panic under the lock leaves buffers that the next call fills anew.
     let mut guard = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
     let engine = guard.get_or_insert_default();
@@ -344,17 +431,8 @@ impl Engine {
         let parts = plan.splits.iter().map(|s| AtomicUsize::new(s.num_parts));
         self.remaining.clear();
         self.remaining.extend(parts);
-        let capped = args.soft_cap > 0.0;
-        let divisor = if capped { args.soft_cap } else { 1.0 / LOG2_E };
-        let call = Call {
-            args,
-            plan,
-            group: args.num_heads / args.num_kv_heads,
-            q_scale: args.scale / divisor,
-            cap: if capped { args.soft_cap * LOG2_E } else { 0.0 },
-            partials: self.partials.take(plan.partials),
-            remaining: &self.remaining,
-        };
+        let partials = self.partials.take(plan.partials);
+        let call = Call::new(*args, plan, partials, &self.remaining);
         call.clear_unused();
         let next = AtomicUsize::new(0);
         let num_threads = args.num_threads.min(plan.items.len());
@@ -363,14 +441,62 @@ impl Engine {
             _ => ThreadPool::new(num_threads),
         };
         self.pool.insert(pool).run_on(num_threads, &|_| {
-            let call = &call;
-            with_scratch(|scratch| {
-                while let Some(item) = call.plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    debug_assert!(item.num_pairs() <= MAX_ROWS);
-                    // SAFETY: the plan is checked, `run` fits the dtype and the machine, and each item is run once.
-                    unsafe { run(call, item, scratch) };
-                }
-            });
+            // SAFETY: the plan is checked, `run` fits the dtype and the machine, and each item is run once.
+            unsafe { call.run_items(run, &next) };
         });
+    }
+}
+
+/// Attention of all layers of a step, for threads of a region: layers of one kind (window) share a checked plan.
+#[derive(Default)]
+pub struct StepAttention {
+    plans: Vec<Plan>,
+    partials: Floats,
+    /// Per layer, its items that have been taken, and the parts of its splits that are not done.
+    counters: Vec<(AtomicUsize, Vec<AtomicUsize>)>,
+}
+
+impl StepAttention {
+    /// Check a step once for each kind of layer, and reset the counters. `kinds[layer]` is one of `kind_args`, whose
+    /// pointers to q, cache and out may be any layer's.
+    ///
+    /// # Errors
+    /// As `paged_attention`.
+    ///
+    /// # Safety
+    /// The index arrays hold as many numbers as the sizes say.
+    pub unsafe fn prepare(
+        &mut self,
+        kind_args: &[AttentionArgs],
+        kinds: &[usize],
+    ) -> Result<(), KernelError> {
+        self.plans.resize_with(kind_args.len(), Plan::default);
+        for (plan, args) in self.plans.iter_mut().zip(kind_args) {
+            // SAFETY: the caller's.
+            unsafe { plan.fill(args)? };
+        }
+        let partials = self.plans.iter().map(|plan| plan.partials).max();
+        self.partials.take(partials.unwrap_or(0));
+        self.counters.resize_with(kinds.len(), Default::default);
+        for ((next, remaining), &kind) in self.counters.iter_mut().zip(kinds) {
+            *next.get_mut() = 0;
+            remaining.clear();
+            let splits = self.plans[kind].splits.iter();
+            remaining.extend(splits.map(|split| AtomicUsize::new(split.num_parts)));
+        }
+        Ok(())
+    }
+
+    /// This thread's part of layer `layer`, of kind `kind`. No barrier: the caller places them.
+    ///
+    /// # Safety
+    /// `prepare` has seen the same arguments (but for q, cache and out) for this kind; pointers are valid for the sizes;
+    /// all threads of the region call it, and nobody writes q or the cache, or touches `out`, meanwhile.
+    pub unsafe fn run(&self, layer: usize, kind: usize, args: AttentionArgs) {
+        let (next, remaining) = &self.counters[layer];
+        let run = kernel(args.dtype, Isa::best());
+        let call = Call::new(args, &self.plans[kind], self.partials.start(), remaining);
+        // SAFETY: the caller's; barriers between layers let one buffer of partial results serve them all.
+        unsafe { call.run_items(run, next) };
     }
 }

@@ -1,8 +1,12 @@
 //! Stores a step's K and V in the paged cache.
 
 use crate::checks::{check_pointer, check_product};
-use crate::element::Dtype;
+use crate::element::{Bf16, Dtype, Element, F16};
 use crate::error::KernelError;
+use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::avx2::Avx2;
+use crate::simd::{Simd, portable::Portable};
 
 /// One call. Lengths in elements.
 #[derive(Clone, Copy, Debug)]
@@ -118,4 +122,57 @@ fn check(args: &WriteArgs) -> Result<usize, KernelError> {
         check_pointer("slot_mapping", args.slot_mapping, 8)?;
     }
     Ok(args.head_dim * bytes)
+}
+
+/// Round f32 numbers into a cache's dtype.
+///
+/// # Safety
+/// The source is readable and the target writable for as many numbers as the last argument says; the machine has the
+/// instructions that it was chosen for.
+pub type Narrow = unsafe fn(*const f32, *mut u8, usize);
+
+/// The `Narrow` for a dtype and this machine.
+pub fn narrowing(dtype: Dtype) -> Narrow {
+    let isa = Isa::best();
+    match dtype {
+        Dtype::F32 => narrow::<Portable, f32>,
+        Dtype::Bf16 => narrowing_to::<Bf16>(isa),
+        Dtype::F16 => narrowing_to::<F16>(isa),
+    }
+}
+
+fn narrowing_to<E: Element>(isa: Isa) -> Narrow {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx2 => narrow_avx2::<E>,
+        _ => narrow::<Portable, E>,
+    }
+}
+
+/// # Safety
+/// As `Narrow`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn narrow_avx2<E: Element>(source: *const f32, target: *mut u8, count: usize) {
+    // SAFETY: the caller's.
+    unsafe { narrow::<Avx2, E>(source, target, count) }
+}
+
+/// # Safety
+/// As `Narrow`.
+#[inline(always)]
+unsafe fn narrow<S: Simd, E: Element>(source: *const f32, target: *mut u8, count: usize) {
+    let target = target.cast::<E>();
+    let mut i = 0;
+    // SAFETY: i stays below count.
+    unsafe {
+        while i + S::LANES <= count {
+            E::store::<S>(target.add(i), S::load(source.add(i)));
+            i += S::LANES;
+        }
+        while i < count {
+            target.add(i).write(E::from_f32(*source.add(i)));
+            i += 1;
+        }
+    }
 }

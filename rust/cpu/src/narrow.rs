@@ -61,9 +61,9 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
     // SAFETY: buffers are as large as their indices; the call's addresses are checked by the plan.
     unsafe {
         for m in 0..M {
-            let source = call.query::<E>(item, item.first + m);
             for d in (0..dim).step_by(S::LANES) {
-                let q = S::mul(E::load::<S>(source.add(d)), S::splat(call.q_scale));
+                let q = call.query_vector::<S>(item, item.first + m, d);
+                let q = S::mul(q, S::splat(call.q_scale));
                 S::store(query.add(m * dim + d), q);
                 S::store(out.add(m * dim + d), S::splat(0.0));
             }
@@ -89,7 +89,7 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
             values::<S, E, M>(&work, rescale);
         }
         for m in 0..M {
-            call.finish::<S, E>(item, item.first + m, out.add(m * dim), greatest[m], sum[m]);
+            call.finish::<S>(item, item.first + m, out.add(m * dim), greatest[m], sum[m]);
         }
     }
 }

@@ -27,6 +27,13 @@ impl Floats {
     }
 }
 
+impl Floats {
+    /// Where the floats that were taken last are, for threads that write distinct parts.
+    pub fn start(&self) -> *mut f32 {
+        self.0.as_ptr().cast_mut().cast()
+    }
+}
+
 /// Buffers of one thread; what they hold is said by the kernels.
 #[derive(Default)]
 pub struct Scratch {

@@ -75,7 +75,7 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
     );
     // SAFETY: buffers are as large as their indices; the call's addresses are checked by the plan.
     unsafe {
-        load_queries::<E>(call, item, &work);
+        load_queries(call, item, &work);
         for low in (item.low..item.high).step_by(CHUNK) {
             let count = CHUNK.min(item.high - low);
             chunk::<S, E>(
@@ -95,7 +95,7 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
             for d in 0..dim {
                 line.add(d).write(*work.out.add(d * stride + i));
             }
-            call.finish::<S, E>(item, item.first + i, line, *work.greatest(i), *work.sum(i));
+            call.finish::<S>(item, item.first + i, line, *work.greatest(i), *work.sum(i));
         }
     }
 }
@@ -105,15 +105,14 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
 /// # Safety
 /// As `run`.
 #[inline(always)]
-unsafe fn load_queries<E: Element>(call: &Call<'_>, item: &Item, work: &Work) {
+unsafe fn load_queries(call: &Call<'_>, item: &Item, work: &Work) {
     // SAFETY: i < stride, d < dim.
     unsafe {
         for i in 0..work.stride {
             let pair = (item.first + i).min(item.last - 1);
-            let source = call.query::<E>(item, pair);
             for d in 0..work.dim {
                 let q = if i < item.num_pairs() {
-                    (*source.add(d)).to_f32() * call.q_scale
+                    call.query_number(item, pair, d) * call.q_scale
                 } else {
                     0.0
                 };

@@ -51,6 +51,7 @@ fn cpu_paged_attention(
             kv_cache: kv_cache as *const u8,
             out: out as *mut u8,
             dtype,
+            io_dtype: dtype,
             row_slot: row_slot as *const i32,
             query_start: query_start as *const i32,
             kv_len: kv_len as *const i32,

@@ -1,142 +1,135 @@
-//! Writes a token's K and V to the cache, and attends.
+//! Attention of a step's layers over the paged cache: where keys and values are written, and the kernels' arguments.
 
-use super::batch::Token;
+use super::batch::{Slots, StepView};
 use super::cache::CacheShape;
-use crate::element::{Bf16, Dtype, Element, F16};
+use super::description::Description;
+use super::error::DecoderError;
+use crate::attention::{AttentionArgs, StepAttention};
+use crate::element::Dtype;
+use crate::kv_write::{Narrow, narrowing};
 use crate::shared::Shared;
 
-/// Store one token's K and V `[num_kv_heads, head_dim]`.
-///
-/// # Safety
-/// `cache` has the shape, `place` is within it, and no other thread touches it.
-pub unsafe fn write_kv(
-    shape: &CacheShape,
-    cache: Shared<'_, u64>,
-    place: usize,
-    k: &[f32],
-    v: &[f32],
-) {
-    // SAFETY: the caller's.
-    unsafe {
-        match shape.dtype {
-            Dtype::F32 => write::<f32>(shape, cache, place, k, v),
-            Dtype::Bf16 => write::<Bf16>(shape, cache, place, k, v),
-            Dtype::F16 => write::<F16>(shape, cache, place, k, v),
-        }
-    }
+/// A step's attention: checked once, run layer by layer.
+pub struct Attend {
+    kernels: StepAttention,
+    narrow: Narrow,
+    /// Windows that layers have, and which of them each layer has.
+    windows: Vec<usize>,
+    kinds: Vec<usize>,
+    /// Of each window; pointers to q, cache and out are filled in by the layer.
+    args: Vec<AttentionArgs>,
 }
 
-/// # Safety
-/// As `write_kv`; `E` is the cache's dtype.
-unsafe fn write<E: Element>(
-    shape: &CacheShape,
-    cache: Shared<'_, u64>,
-    place: usize,
-    k: &[f32],
-    v: &[f32],
-) {
-    let dim = shape.head_dim;
-    let (block, offset) = (place / shape.block_size, place % shape.block_size);
-    for (which, values) in [k, v].into_iter().enumerate() {
-        for head in 0..shape.num_kv_heads {
-            let start = (((block * 2 + which) * shape.num_kv_heads + head) * shape.block_size
-                + offset)
-                * dim;
-            for (i, &x) in values[head * dim..][..dim].iter().enumerate() {
+// SAFETY: the pointers in `args` are used in the step that set them alone, while what they point to is borrowed.
+unsafe impl Send for Attend {}
+// SAFETY: as above; threads read them.
+unsafe impl Sync for Attend {}
+
+impl Attend {
+    pub fn new(description: &Description, dtype: Dtype) -> Self {
+        let mut windows: Vec<usize> = description.layers.iter().map(|l| l.window).collect();
+        windows.sort_unstable();
+        windows.dedup();
+        let kind = |window| windows.iter().position(|&w| w == window).unwrap_or(0);
+        Self {
+            kernels: StepAttention::default(),
+            narrow: narrowing(dtype),
+            kinds: description.layers.iter().map(|l| kind(l.window)).collect(),
+            windows,
+            args: Vec::new(),
+        }
+    }
+
+    /// Check a step, which `Batch` has checked, for the kernels. `q` and `out` are `[tokens, heads, head_dim]`.
+    pub fn prepare(
+        &mut self,
+        description: &Description,
+        shape: &CacheShape,
+        step: &StepView<'_>,
+        slots: &Slots,
+        num_threads: usize,
+        (q, cache, out): (*const f32, *const u64, *mut f32),
+    ) -> Result<(), DecoderError> {
+        let tables = slots.tables();
+        let args = |&window: &usize| AttentionArgs {
+            q: q.cast(),
+            q_stride: description.query_size(),
+            kv_cache: cache.cast(),
+            out: out.cast(),
+            dtype: shape.dtype,
+            io_dtype: Dtype::F32,
+            row_slot: step.row_slot.as_ptr(),
+            query_start: step.query_start.as_ptr(),
+            kv_len: step.kv_len.as_ptr(),
+            block_table: tables.as_ptr(),
+            num_rows: step.row_slot.len(),
+            num_tokens: step.token_id.len(),
+            num_slots: slots.limits.num_slots,
+            max_blocks_per_slot: slots.limits.max_blocks,
+            num_blocks: shape.num_blocks,
+            block_size: shape.block_size,
+            num_heads: description.num_heads,
+            num_kv_heads: description.num_kv_heads,
+            head_dim: description.head_dim,
+            scale: description.attention_scale,
+            window,
+            soft_cap: description.attention_cap,
+            num_threads,
+        };
+        self.args.clear();
+        self.args.extend(self.windows.iter().map(args));
+        // SAFETY: the slices are as long as the sizes say: `Batch` checked them.
+        unsafe { self.kernels.prepare(&self.args, &self.kinds)? };
+        Ok(())
+    }
+
+    /// This thread's part of a layer.
+    ///
+    /// # Safety
+    /// `prepare` came before in this step; `q`, `out` and `cache` have the sizes it was told; nobody writes to q or the
+    /// cache, or touches `out`, until the next barrier.
+    pub unsafe fn run(
+        &self,
+        layer: usize,
+        q: Shared<'_, f32>,
+        cache: Shared<'_, u64>,
+        out: Shared<'_, f32>,
+    ) {
+        let kind = self.kinds[layer];
+        let args = AttentionArgs {
+            q: q.address(0).cast_const().cast(),
+            kv_cache: cache.address(0).cast_const().cast(),
+            out: out.address(0).cast(),
+            ..self.args[kind]
+        };
+        // SAFETY: the caller's.
+        unsafe { self.kernels.run(layer, kind, args) };
+    }
+
+    /// Store one token's K and V `[num_kv_heads, head_dim]` at `place`.
+    ///
+    /// # Safety
+    /// `cache` has the shape, `place` is within it, and no other thread touches it.
+    pub unsafe fn write(
+        &self,
+        shape: &CacheShape,
+        cache: Shared<'_, u64>,
+        place: usize,
+        k: &[f32],
+        v: &[f32],
+    ) {
+        let dim = shape.head_dim;
+        let (block, offset) = (place / shape.block_size, place % shape.block_size);
+        for (which, values) in [k, v].into_iter().enumerate() {
+            for (head, values) in values.chunks_exact(dim).enumerate() {
+                let row = (block * 2 + which) * shape.num_kv_heads + head;
+                let start = (row * shape.block_size + offset) * dim * shape.dtype.bytes();
                 // SAFETY: within the block, which is within the cache.
                 unsafe {
-                    cache
-                        .address(0)
-                        .cast::<E>()
-                        .add(start + i)
-                        .write(E::from_f32(x));
+                    let target = cache.address(0).cast::<u8>().add(start);
+                    (self.narrow)(values.as_ptr(), target, dim);
                 }
             }
-        }
-    }
-}
-
-pub struct Query<'a> {
-    pub token: &'a Token,
-    pub kv_head: usize,
-    pub window: usize,
-    pub scale: f32,
-    pub cap: f32,
-    /// The row's blocks.
-    pub table: &'a [i32],
-}
-
-/// Attention of one head of one token, `q` to `out` `[head_dim]`.
-///
-/// # Safety
-/// `cache` has the shape, the table's blocks are within it, and nobody writes to it.
-pub unsafe fn attend(
-    shape: &CacheShape,
-    cache: Shared<'_, u64>,
-    query: &Query<'_>,
-    q: &[f32],
-    out: &mut [f32],
-) {
-    // SAFETY: the caller's.
-    unsafe {
-        match shape.dtype {
-            Dtype::F32 => attend_as::<f32>(shape, cache, query, q, out),
-            Dtype::Bf16 => attend_as::<Bf16>(shape, cache, query, q, out),
-            Dtype::F16 => attend_as::<F16>(shape, cache, query, q, out),
-        }
-    }
-}
-
-/// # Safety
-/// As `attend`; `E` is the cache's dtype.
-unsafe fn attend_as<E: Element>(
-    shape: &CacheShape,
-    cache: Shared<'_, u64>,
-    query: &Query<'_>,
-    q: &[f32],
-    out: &mut [f32],
-) {
-    let dim = shape.head_dim;
-    let end = query.token.position + 1;
-    let low = if query.window == 0 {
-        0
-    } else {
-        end.saturating_sub(query.window)
-    };
-    let at = |position: usize, which: usize| {
-        let block = query.table[position / shape.block_size] as usize;
-        let offset = position % shape.block_size;
-        let start = (((block * 2 + which) * shape.num_kv_heads + query.kv_head) * shape.block_size
-            + offset)
-            * dim;
-        // SAFETY: the caller's.
-        unsafe { std::slice::from_raw_parts(cache.address(0).cast::<E>().add(start), dim) }
-    };
-    let mut scores: Vec<f32> = (low..end)
-        .map(|position| {
-            let dot: f32 = at(position, 0)
-                .iter()
-                .zip(q)
-                .map(|(k, q)| k.to_f32() * q)
-                .sum();
-            let score = dot * query.scale;
-            if query.cap > 0.0 {
-                query.cap * (score / query.cap).tanh()
-            } else {
-                score
-            }
-        })
-        .collect();
-    let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for score in &mut scores {
-        *score = (*score - top).exp();
-        sum += *score;
-    }
-    out.fill(0.0);
-    for (position, score) in (low..end).zip(scores) {
-        for (out, v) in out.iter_mut().zip(at(position, 1)) {
-            *out += score / sum * v.to_f32();
         }
     }
 }

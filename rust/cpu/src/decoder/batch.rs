@@ -52,7 +52,7 @@ pub struct Token {
 
 /// Per slot: which blocks its sequence has, and its newest token.
 pub struct Slots {
-    limits: Limits,
+    pub limits: Limits,
     /// `[num_slots, max_blocks]`, each below `num_blocks`.
     tables: Vec<i32>,
     newest: Vec<u32>,
@@ -70,6 +70,11 @@ impl Slots {
     /// Block ids of a slot's sequence.
     pub fn table(&self, slot: usize) -> &[i32] {
         &self.tables[slot * self.limits.max_blocks..][..self.limits.max_blocks]
+    }
+
+    /// Of all slots, `[num_slots, max_blocks]`.
+    pub fn tables(&self) -> &[i32] {
+        &self.tables
     }
 
     pub fn set_newest(&mut self, slot: usize, token: u32) {

@@ -57,6 +57,11 @@ impl Cache {
         Ok(())
     }
 
+    /// Of the first layer.
+    pub fn address(&self) -> *const u64 {
+        self.layers[0].as_ptr()
+    }
+
     /// Each layer's memory, for the threads of a region.
     pub fn share(&mut self) -> Vec<Shared<'_, u64>> {
         self.layers

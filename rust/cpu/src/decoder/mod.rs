@@ -19,6 +19,7 @@ pub use description::{Activation, Description, LayerKind, Rope};
 pub use error::DecoderError;
 pub use weights::{TOP, WeightsBuilder};
 
+use attend::Attend;
 use batch::{Batch, Slots};
 use buffers::Buffers;
 use cache::{Cache, CacheShape};
@@ -85,6 +86,7 @@ pub struct Decoder {
     pool: ThreadPool,
     cache: Cache,
     slots: Slots,
+    attend: Attend,
     sampling: Vec<SlotSampling>,
     batch: Batch,
     buffers: Buffers,
@@ -133,6 +135,7 @@ impl Decoder {
             buffers: Buffers::new(&description, &weights),
             pool: ThreadPool::new(serving.num_threads),
             slots: Slots::new(limits),
+            attend: Attend::new(&description, serving.cache_dtype),
             sampling: vec![SlotSampling::default(); limits.num_slots],
             batch: Batch::default(),
             head: Head::default(),
@@ -169,11 +172,24 @@ impl Decoder {
         self.batch.fill(step, &self.slots)?;
         self.buffers
             .resize(&self.description, self.batch.tokens.len());
+        let pointers = (
+            self.buffers.q.as_ptr(),
+            self.cache.address(),
+            self.buffers.attended.as_mut_ptr(),
+        );
+        self.attend.prepare(
+            &self.description,
+            &self.cache.shape,
+            step,
+            &self.slots,
+            self.pool.num_threads(),
+            pointers,
+        )?;
         let region = Region::new(
             &self.description,
             &self.weights,
             &self.batch,
-            &self.slots,
+            &self.attend,
             &mut self.cache,
             &mut self.buffers,
         );

@@ -3,9 +3,8 @@
 
 use std::ops::Range;
 
-use super::attend::{Query, attend, write_kv};
+use super::attend::Attend;
 use super::batch::Batch;
-use super::batch::Slots;
 use super::buffers::Buffers;
 use super::cache::{Cache, CacheShape};
 use super::description::{Description, LayerKind};
@@ -59,7 +58,7 @@ pub struct Region<'a> {
     description: &'a Description,
     weights: &'a Weights,
     batch: &'a Batch,
-    slots: &'a Slots,
+    attend: &'a Attend,
     shape: CacheShape,
     caches: Vec<Shared<'a, u64>>,
     hidden: Rows<'a>,
@@ -82,7 +81,7 @@ impl<'a> Region<'a> {
         description: &'a Description,
         weights: &'a Weights,
         batch: &'a Batch,
-        slots: &'a Slots,
+        attend: &'a Attend,
         cache: &'a mut Cache,
         buffers: &'a mut Buffers,
     ) -> Self {
@@ -98,7 +97,7 @@ impl<'a> Region<'a> {
             description,
             weights,
             batch,
-            slots,
+            attend,
             shape: cache.shape,
             caches: cache.share(),
             hidden: Rows::new(&mut buffers.hidden, hidden),
@@ -129,7 +128,7 @@ impl<'a> Region<'a> {
         team.barrier();
         let kinds = &self.description.layers;
         for (index, (layer, kind)) in self.weights.layers.iter().zip(kinds).enumerate() {
-            self.attention(team, layer, *kind, self.caches[index]);
+            self.attention(team, index, layer, *kind);
             team.barrier();
             self.mlp(team, layer);
             team.barrier();
@@ -154,7 +153,8 @@ impl<'a> Region<'a> {
     }
 
     /// Norm, q k v, rotation, attention, output product.
-    fn attention(&self, team: &Team<'_>, layer: &Layer, kind: LayerKind, cache: Shared<'_, u64>) {
+    fn attention(&self, team: &Team<'_>, index: usize, layer: &Layer, kind: LayerKind) {
+        let cache = self.caches[index];
         self.norm(team, &layer.input_norm);
         team.barrier();
         for (linear, to) in [(&layer.q, self.q), (&layer.k, self.k), (&layer.v, self.v)] {
@@ -165,7 +165,8 @@ impl<'a> Region<'a> {
             self.rotate_and_write(layer, kind, cache, token);
         }
         team.barrier();
-        self.attend(team, kind, cache);
+        // SAFETY: the region's attention was prepared for these buffers; barriers are around it.
+        unsafe { (self.attend).run(index, self.q.all, cache, self.attended.all) };
         team.barrier();
         if let Some(quants) = self.attended_quants {
             let columns = team.share(self.attended.width, crate::activations::BLOCK);
@@ -311,33 +312,8 @@ impl<'a> Region<'a> {
                 rotate(head, cos_sin);
             }
             let place = self.batch.tokens[token].place;
-            write_kv(&self.shape, cache, place, k, self.v.row(token));
-        }
-    }
-
-    fn attend(&self, team: &Team<'_>, kind: LayerKind, cache: Shared<'_, u64>) {
-        let (heads, dim) = (self.description.num_heads, self.description.head_dim);
-        let group = heads / self.description.num_kv_heads;
-        for row in &self.batch.rows {
-            let table = self.slots.table(row.slot);
-            for item in team.share(row.num_tokens * heads, 1) {
-                let (token, head) = (row.start + item / heads, item % heads);
-                let query = Query {
-                    token: &self.batch.tokens[token],
-                    kv_head: head / group,
-                    window: kind.window,
-                    scale: self.description.attention_scale,
-                    cap: self.description.attention_cap,
-                    table,
-                };
-                let place = token * heads * dim + head * dim;
-                // SAFETY: the batch is checked, each item is one thread's, nobody writes q or the cache now.
-                unsafe {
-                    let q = self.q.all.part(place..place + dim);
-                    let out = self.attended.all.part_mut(place..place + dim);
-                    attend(&self.shape, cache, &query, q, out);
-                }
-            }
+            self.attend
+                .write(&self.shape, cache, place, k, self.v.row(token));
         }
     }
 }
