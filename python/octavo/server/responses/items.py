@@ -63,13 +63,23 @@ def _unknown(kind: object, where: str) -> RequestError:
 def to_chat(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """The conversation for a chat template. `RequestError` names the item at fault."""
     messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
     reader = _Reader(messages)
     for i, item in enumerate(items):
         reader.read(item, f"input[{i}]")
     reader.end()
-    return messages
+    return _with_instructions(instructions, messages)
+
+
+def _with_instructions(instructions: str | None, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Instructions and what the conversation begins with in their role, as one message: templates take no second."""
+    role = messages[0]["role"] if messages and messages[0]["role"] in ("system", "developer") else "system"
+    num_own = next((i for i, message in enumerate(messages) if message["role"] != role), len(messages))
+    texts = [instructions] if instructions else []
+    for message in messages[:num_own]:
+        content = message["content"]
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+    own = [{"role": role, "content": _joined(texts)}] if texts else []
+    return [*own, *messages[num_own:]]
 
 
 def _string(item: Item, key: str, where: str) -> str:
