@@ -132,6 +132,7 @@ def make_request(args: argparse.Namespace, prompt: Any, model: str) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    body |= args.body
     if args.endpoint == "chat":
         body["messages"] = [{"role": "user", "content": prompt}]
         path = "/v1/chat/completions"
@@ -330,6 +331,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     target.add_argument("--api-key")
     target.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
     load = parser.add_argument_group("load")
+    load.add_argument("--body", type=json.loads, default={}, metavar="JSON", help="further fields of every request")
     load.add_argument("--num-requests", type=int, default=256)
     load.add_argument("--rate", type=float, default=float("inf"), help="requests a second; default: all at once")
     load.add_argument("--arrivals", choices=("poisson", "even"), default="poisson")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from fake_engine import FakeLLM, one_after_another, says
+import json
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from fake_engine import FakeDelta, FakeLLM, one_after_another, says
+
+from octavo._core import Tokenizer
 from octavo.config import ServerConfig
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
@@ -157,13 +162,71 @@ async def test_ids_and_log_probabilities_cover_every_token(context: ServerContex
     assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "I"
 
 
-async def test_special_tokens_that_are_no_marks_are_hidden(llm: FakeLLM) -> None:
-    """Marks that are special tokens must reach the parser, so the engine shows all, and the rest is taken out here."""
-    config = ServerConfig(tool_call_parser="hermes")
+def with_specials(model_folder: Path, folder: Path, *names: str) -> FakeLLM:
+    """An engine whose tokenizer has these special tokens, too."""
+    body = json.loads((model_folder / "tokenizer.json").read_text())
+    first = max(token["id"] for token in body["added_tokens"]) + 1
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    body["added_tokens"] += [{"id": first + i, "content": name, **plain} for i, name in enumerate(names)]
+    (folder / "tokenizer.json").write_text(json.dumps(body))
+    config = (model_folder / "tokenizer_config.json").read_text()
+    (folder / "tokenizer_config.json").write_text(config)
+    return FakeLLM(Tokenizer.from_file(str(folder / "tokenizer.json")), str(folder))
+
+
+async def test_marks_that_are_special_tokens(model_folder: Path, tmp_path: Path) -> None:
+    """The engine shows all special tokens, so that the parsers see their marks; the other ones are taken out here."""
+    llm = with_specials(model_folder, tmp_path, "[TOOL_CALLS]", "[THINK]", "[/THINK]", "[ARGS]", "[REST]")
+    config = ServerConfig(reasoning_parser="mistral")
     context = ServerContext(llm, config)  # type: ignore[arg-type]
-    dialect = context.dialect
-    assert not dialect.keeps_special
-    assert dialect.hidden == {256: "<|endoftext|>", 257: "<|im_start|>", 258: "<|im_end|>"}
+    assert context.dialect.tools is not None
+    assert context.dialect.tools.make_id("x", 0).isalnum()  # known by its token, as the template shows none
+    rest = 263
+    llm.script = lambda request: [
+        [FakeDelta(text="[THINK]", token_ids=[260]), FakeDelta(text="hm", token_ids=[1])],
+        [FakeDelta(text="[/THINK]", token_ids=[261]), FakeDelta(text="a[REST][REST] b", token_ids=[rest, rest, 2])],
+        [FakeDelta(text="[TOOL_CALLS]now", token_ids=[259, 3]), FakeDelta(text="[ARGS]", token_ids=[262])],
+        [FakeDelta(text="{}", token_ids=[4], finish_reason="stop")],
+    ]
+    assert llm.tokenizer is not None
+    assert llm.tokenizer.token_to_id("[REST]") == rest
+    _, [message] = await turn_of(context, wants())
+    assert (message.reasoning, message.content) == ("hm", "a b")
+    assert [call.name for call in message.tool_calls] == ["now"]
+    assert llm.submitted[0].params.skip_special_tokens is False
+
+
+async def test_special_tokens_on_request(model_folder: Path, tmp_path: Path) -> None:
+    llm = with_specials(model_folder, tmp_path, "[THINK]", "[/THINK]", "[REST]")
+    context = ServerContext(llm, ServerConfig(reasoning_parser="mistral"))  # type: ignore[arg-type]
+    llm.script = lambda request: [[FakeDelta(text="a[REST]", token_ids=[261], finish_reason="stop")]]
+    params = SamplingParams(skip_special_tokens=False)
+    _, [message] = await turn_of(context, wants(params=params, tools=()))
+    assert message.content == "a[REST]"
+
+
+async def test_what_templates_are_told_of_tools(model_folder: Path, tmp_path: Path, llm: FakeLLM) -> None:
+    source = "{% for tool in tools %}{{ tool | tojson }}{{ tool.function.parameters.properties | length }}{% endfor %}"
+    context = ServerContext(llm, ServerConfig(chat_template=source))  # type: ignore[arg-type]
+    assert llm.facts is not None
+    llm.facts = replace(llm.facts, max_model_len=4096)
+    tool = {"type": "function", "function": {"name": "now", "strict": True, "parameters": None}}
+    await turn_of(context, wants(tools=[tool]))
+    assert llm.tokenizer is not None
+    told = {"name": "now", "parameters": {"type": "object", "properties": {}}, "description": ""}
+    prompt = llm.tokenizer.decode(llm.submitted[0].token_ids, False)
+    assert json.loads(prompt[:-1])["function"] == told
+
+
+@pytest.mark.parametrize(
+    ("effort", "told"), [(None, ""), ("none", "low False"), ("minimal", "low True"), ("high", "high True")]
+)
+async def test_effort_reaches_the_template(llm: FakeLLM, effort: str | None, told: str) -> None:
+    source = "x{% if reasoning_effort %}{{ reasoning_effort }} {{ enable_thinking and thinking }}{% endif %}{# tools #}"
+    context = ServerContext(llm, ServerConfig(chat_template=source))  # type: ignore[arg-type]
+    await turn_of(context, wants(reasoning_effort=effort))
+    assert llm.tokenizer is not None
+    assert llm.tokenizer.decode(llm.submitted[0].token_ids, False) == f"x{told}"
 
 
 @pytest.mark.parametrize(

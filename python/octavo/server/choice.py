@@ -46,6 +46,7 @@ class ChoiceReader:
         self._one_call = one_call
         self._counts = True
         self._has_arguments = False
+        self._ids: set[str] = set()
         self._events: list[TurnEvent] = []
         self.num_calls = 0
         self.is_over = False
@@ -133,7 +134,10 @@ class ChoiceReader:
             return
         number, self.num_calls = self.num_calls, self.num_calls + 1
         self._has_arguments = False
-        own_id = start.id or self._make_id(start.name, number)
+        own_id = start.id
+        if own_id is None or own_id in self._ids:
+            own_id = self._make_id(start.name, number)
+        self._ids.add(own_id)
         self._events.append(ToolCallStart(self._number, number, own_id, start.name))
 
     def _complete_call(self) -> None:

@@ -159,7 +159,8 @@ class Cursor:
             yield
 
     def one_of(self, marks: Marks) -> Steps[str]:
-        """Read the mark that stands here; "" and nothing read when there is none."""
+        """Read the mark that stands here; "" and nothing read when there is none (all that is left, when the text ends
+        inside of one)."""
         while True:
             end, final = self._edge()
             found = marks.pattern.match(self.text, self.at, end)
@@ -167,7 +168,10 @@ class Cursor:
                 self.at = found.end()
                 return found.group()
             there = self.text[self.at : end]
-            if final or not any(mark.startswith(there) for mark in marks.marks):
+            if not any(mark.startswith(there) for mark in marks.marks):
+                return ""
+            if final:
+                self.at = end
                 return ""
             yield
 

@@ -4,18 +4,23 @@ and its tokenizer. Not here: the formats themselves (tools/, reasoning/)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from octavo._core import Tokenizer
 from octavo.chat_template import ChatTemplate
 from octavo.config import ServerConfig
 from octavo.server.reasoning.base import ReasoningFormat
 from octavo.server.reasoning.table import choose_reasoning_format, reasoning_format
-from octavo.server.tools.base import ToolFormat
+from octavo.server.tools.format import ToolFormat
+from octavo.server.tools.shape import CallShape
 from octavo.server.tools.table import DEFAULT, choose_tool_format, tool_format
 
 # A prompt's last ids that are looked at for an open reasoning tag.
 _PROMPT_END = 16
+
+
+Stage = Literal["thinks", "may_think", "answers"]
+"""Where a text begins: inside reasoning, where reasoning may come, or where it can't come any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +30,15 @@ class Dialect:
     Attributes:
         tools: None when the server does not parse calls.
         reasoning: None when the model does not reason.
+        shape: How calls are written; None when the format has no grammar.
         shows_tools: The chat template tells the model about tools; else the server must.
-        hidden_ids: Special tokens that are no marks of the formats: they are taken out of text.
+        hidden: Special tokens (id: text) that are no marks of the formats: they are taken out of text.
         keeps_special: Marks of the formats are special tokens, so text must be made with special tokens in it.
     """
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
-    tools_name: str = ""
+    shape: CallShape | None = None
     shows_tools: bool = True
     hidden: dict[int, str] = field(default_factory=dict)
     keeps_special: bool = False
@@ -52,17 +58,30 @@ class Dialect:
         return cls(
             tools,
             reasoning,
-            tools_name or "",
+            tools.shape(_Vocabulary(tokenizer).__contains__) if tools else None,
             shows_tools="tools" in source,
             hidden={i: text for i, text in special.items() if text not in marks},
             keeps_special=not marks.isdisjoint(special.values()),
         )
 
-    def starts_in_reasoning(self, tokenizer: Tokenizer | None, prompt: list[int]) -> bool:
-        """Whether the answer to a prompt begins in reasoning."""
+    def stage(self, tokenizer: Tokenizer | None, prompt: list[int]) -> Stage:
+        """Where the answer to a prompt begins."""
         if self.reasoning is None or tokenizer is None:
-            return False
-        return self.reasoning.starts_in_reasoning(tokenizer.decode(prompt[-_PROMPT_END:], False))
+            return "answers"
+        end = tokenizer.decode(prompt[-_PROMPT_END:], False)
+        if self.reasoning.starts_in_reasoning(end):
+            return "thinks"
+        return "answers" if self.reasoning.is_over(end) else "may_think"
+
+
+class _Vocabulary:
+    """The texts that a model has tokens for."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def __contains__(self, text: str) -> bool:
+        return self._tokenizer is not None and self._tokenizer.token_to_id(text) is not None
 
 
 def _chosen(option: str, found: str | None) -> str | None:
@@ -71,8 +90,8 @@ def _chosen(option: str, found: str | None) -> str | None:
 
 def _by_tokens(tokenizer: Tokenizer) -> str | None:
     """A format whose opening mark the model has a token for, when its template shows none."""
-    tokens = {"[TOOL_CALLS]": "mistral", "<｜tool▁calls▁begin｜>": "deepseek_v31", "<tool_call>": "hermes"}
-    return next((name for token, name in tokens.items() if tokenizer.token_to_id(token) is not None), None)
+    marks = {"[TOOL_CALLS]": "mistral", "<｜tool▁calls▁begin｜>": "deepseek_v31", "<tool_call>": "hermes"}
+    return next((name for mark, name in marks.items() if mark in _Vocabulary(tokenizer)), None)
 
 
 def effort_options(effort: str | None) -> dict[str, Any]:
@@ -80,5 +99,5 @@ def effort_options(effort: str | None) -> dict[str, Any]:
     if effort is None:
         return {}
     thinks = effort != "none"
-    word = {"none": "low", "minimal": "low"}.get(effort, effort)
+    word = {"none": "low", "minimal": "low", "xhigh": "high"}.get(effort, effort)
     return {"reasoning_effort": word, "enable_thinking": thinks, "thinking": thinks}

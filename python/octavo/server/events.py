@@ -25,7 +25,7 @@ class TurnRequest:
         tools: OpenAI function tools: {"type": "function", "function": {name, description, parameters, strict}}.
         tool_choice: "auto", "none", "required", or the name of the one tool that must be called as `ToolName`.
         parallel_tool_calls: The turn may hold more than one call.
-        reasoning_effort: "none", "minimal", "low", "medium" or "high"; None leaves it to the template.
+        reasoning_effort: "none", "minimal", "low", "medium", "high" or "xhigh"; None leaves it to the template.
         thinking_budget: Most tokens of reasoning; None sets no bound of its own.
         include_reasoning: Report reasoning; else it is generated and left out.
         fit_context: Cut `params.max_tokens` to what the prompt leaves of the context, instead of refusing it.

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.choice import ChoiceReader
+from octavo.server.dialect import Stage
 from octavo.server.events import TurnRequest
 from octavo.server.generation import Prompt
+from octavo.server.turn_form import TurnForm, end_of_reasoning
 
 if TYPE_CHECKING:
     from octavo.server.context import ServerContext
@@ -23,21 +25,21 @@ class Thinking:
     """The reasoning of a turn's choices.
 
     Attributes:
-        started: The prompt left the answer in reasoning.
+        stage: Where the answer begins.
         is_bounded: There is a budget to keep.
         end_text: What ends reasoning.
         num_tokens: Reasoning tokens so far, of all choices.
         num_forced_tokens: Tokens of end texts that were written.
     """
 
-    def __init__(self, context: ServerContext, request: TurnRequest, prompt: list[int]) -> None:
+    def __init__(self, context: ServerContext, request: TurnRequest, form: TurnForm, prompt: list[int]) -> None:
         tokenizer, reasoning = context.llm.tokenizer, context.dialect.reasoning
-        self.started = context.dialect.starts_in_reasoning(tokenizer, prompt)
+        self.stage: Stage = context.dialect.stage(tokenizer, prompt)
         self.num_tokens = 0
         self.num_forced_tokens = 0
         self._budget = request.thinking_budget
         self.is_bounded = self._budget is not None and reasoning is not None and tokenizer is not None
-        self.end_text = reasoning.end if reasoning is not None else ""
+        self.end_text = end_of_reasoning(reasoning, form) if reasoning is not None else ""
         self._end_ids: list[int] = []
         if self.is_bounded and tokenizer is not None:
             self._end_ids = tokenizer.encode(self.end_text, False)
@@ -48,10 +50,11 @@ class Thinking:
 
     def begin(self, readers: Sequence[ChoiceReader]) -> list[int]:
         """The prompt to submit: with nothing to spend, reasoning that it began ends in it."""
-        if not self.is_bounded or self._budget != 0 or not self.started:
+        if not self.is_bounded or self._budget != 0 or self.stage != "thinks":
             return self._prompt
         for reader in readers:
             reader.feed(self.end_text)
+        self.stage = "answers"
         return self._prompt + self._end_ids
 
     def count(self, choice: int, token_ids: Sequence[int], reader: ChoiceReader) -> None:

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo._core import Delta
+from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.choice import ChoiceReader
 from octavo.server.chunks import Piece, merge
+from octavo.server.dialect import Stage
 from octavo.server.events import (
     ContentDelta,
     ReasoningDelta,
@@ -29,8 +31,9 @@ from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import Row
 from octavo.server.stop_strings import StopStrings
 from octavo.server.thinking import Thinking
-from octavo.server.tools.base import Tools, call_id
-from octavo.server.turn_prompt import encode_turn, offered_tools
+from octavo.server.tools.base import call_id
+from octavo.server.turn_form import TurnForm
+from octavo.server.turn_prompt import encode_turn
 
 if TYPE_CHECKING:
     from octavo.server.context import ServerContext
@@ -51,10 +54,11 @@ class Turn:
         self._num_tokens = [0] * request.params.n
         self._num_prompt_tokens = len(token_ids)
         self._num_cached_tokens: int | None = None
-        self._thinking = Thinking(context, request, token_ids)
+        self._form = TurnForm(request, context.dialect)
+        self._thinking = Thinking(context, request, self._form, token_ids)
         self._readers = self._make_readers()
-        params = self._engine_params()
         prompts = [Prompt(self._thinking.begin(self._readers), None)]
+        params = self._engine_params(self._thinking.stage)
         if params.n > 1 and self._ends_alone:
             prompts, params = prompts * params.n, replace(params, n=1)
         self.generation = Generation(context, prompts, params, priority=request.priority, cache_salt=request.cache_salt)
@@ -73,10 +77,9 @@ class Turn:
     def _make_readers(self) -> list[ChoiceReader]:
         """What reads each choice; empty when its text is content as it is."""
         request, dialect = self.request, self._dialect
-        tools = offered_tools(request)
-        if dialect.reasoning is None and not tools:
+        make_parser = self._form.make_parser
+        if dialect.reasoning is None and make_parser is None:
             return []
-        offered = Tools(tools)
         make_id = dialect.tools.make_id if dialect.tools is not None else call_id
         params = request.params
 
@@ -84,8 +87,8 @@ class Turn:
             stop = StopStrings(params.stop, keep=params.include_stop_str_in_output) if params.stop else None
             return ChoiceReader(
                 number,
-                reasoning=dialect.reasoning.parser(self._thinking.started) if dialect.reasoning else None,
-                tools=dialect.tools.parser(offered) if tools and dialect.tools else None,
+                reasoning=dialect.reasoning.parser(self._thinking.stage == "thinks") if dialect.reasoning else None,
+                tools=make_parser() if make_parser is not None else None,
                 make_id=make_id,
                 stop=stop,
                 shows_reasoning=request.include_reasoning,
@@ -101,11 +104,14 @@ class Turn:
             return False
         return bool(self.request.params.stop) or not self.request.parallel_tool_calls or self._thinking.is_bounded
 
-    def _engine_params(self) -> SamplingParams:
-        """The request's parameters, without what is done here."""
+    def _engine_params(self, stage: Stage) -> SamplingParams:
+        """The request's parameters for text that begins in a stage, without what is done here."""
         params = self.request.params
         if not self._readers:
             return params
+        outputs = self._form.outputs(stage)
+        if outputs is not params.structured_outputs:
+            params = replace(params, structured_outputs=outputs)
         keeps_special = self._dialect.keeps_special
         return replace(params, stop=(), skip_special_tokens=params.skip_special_tokens and not keeps_special)
 
@@ -129,17 +135,20 @@ class Turn:
     async def events(self) -> AsyncIterator[list[TurnEvent]]:
         """What the turn brings, as it comes: lists that are never empty. Ends after every choice's `TurnEnd`."""
         n, readers = self.generation.n, self._readers
-        async for prompt, deltas in self.generation.batches():
-            events: list[TurnEvent] = []
-            if readers:
-                for delta in deltas:
-                    if not self._read(prompt * n + delta.index, delta, events):
-                        break
-            else:
-                for piece in merge(deltas, self._plain) if len(deltas) > 1 else deltas:
-                    self._pass_on(piece, events)
-            if events:
-                yield events
+        try:
+            async for prompt, deltas in self.generation.batches():
+                events: list[TurnEvent] = []
+                if readers:
+                    for delta in deltas:
+                        if not self._read(prompt * n + delta.index, delta, events):
+                            break
+                else:
+                    for piece in merge(deltas, self._plain) if len(deltas) > 1 else deltas:
+                        self._pass_on(piece, events)
+                if events:
+                    yield events
+        except RequestError as error:
+            raise self._form.blame(error) from None
 
     def _pass_on(self, delta: Piece, events: list[TurnEvent]) -> None:
         """A delta whose text is content."""
@@ -184,12 +193,12 @@ class Turn:
 
     def _text_of(self, delta: Delta) -> str:
         """The text, without those special tokens that are no marks."""
-        hidden = self._dialect.hidden
+        text, hidden = delta.text, self._dialect.hidden
         if self._dialect.keeps_special and self.request.params.skip_special_tokens:
             for token_id in delta.token_ids:
                 if token_id in hidden:
-                    return delta.text.replace(hidden[token_id], "")
-        return delta.text
+                    text = text.replace(hidden[token_id], "")
+        return text
 
     def _shown_ids(self, delta: Piece) -> Sequence[int]:
         return delta.token_ids if self.request.return_token_ids else ()
@@ -207,7 +216,7 @@ class Turn:
     def _end_thinking(self, choice: int, reader: ChoiceReader) -> list[TurnEvent]:
         """The budget of a choice's reasoning is spent: the end of reasoning is written for the model, which goes on."""
         events = reader.feed(self._thinking.end_text)
-        further = self._thinking.go_on(choice, self._engine_params())
+        further = self._thinking.go_on(choice, self._engine_params("answers"))
         if further is None:
             self.generation.end(choice)
             return [*events, *reader.finish(cut=True), TurnEnd(choice, "length")]

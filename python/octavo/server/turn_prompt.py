@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo.server.context import ServerContext
 
 MAX_TOOLS = 512
-EFFORTS = ("none", "minimal", "low", "medium", "high")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _NAME = re.compile(r"[\w.-]{1,128}")
 
 
@@ -73,12 +73,20 @@ def encode_turn(context: ServerContext, request: TurnRequest) -> list[int]:
     """Token ids of the prompt. `RequestError` when the request is malformed or does not fit the model."""
     dialect = context.dialect
     check_turn(request, dialect)
-    tools = offered_tools(request)
+    tools = [_told(tool["function"]) for tool in offered_tools(request)]
     messages = request.messages
     if tools and not dialect.shows_tools:
         messages = _with_instructions(messages, instructions(tools))
     options = {**effort_options(request.reasoning_effort), **request.template_options}
     return context.encoder.encode_chat(messages, tools=tools or None, **options)
+
+
+def _told(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool as templates are told of it: with the fields that they look for, without what only the server reads."""
+    told = {name: value for name, value in function.items() if name != "strict" and value is not None}
+    told.setdefault("description", "")
+    told.setdefault("parameters", {"type": "object", "properties": {}})
+    return {"type": "function", "function": told}
 
 
 def _with_instructions(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:

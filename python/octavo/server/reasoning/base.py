@@ -42,17 +42,21 @@ class ReasoningFormat:
     Attributes:
         parser: Makes the parser of one sequence, from whether the prompt left it in reasoning.
         opens: Tags that begin reasoning: a prompt that ends in one (and blanks) has begun it.
-        end: What a model writes to end its reasoning: a thinking budget makes it write this.
+        close: The text that ends reasoning.
+        end: What a model writes between reasoning and answer: a thinking budget makes it write this.
         marks: Texts that the parser must see, though they may be special tokens.
         evidence: The format is chosen when a chat template has all strings of one of these groups.
+        answer: What stands before an answer's text, wherever it begins.
         starts: The answer starts in reasoning whatever the prompt says, unless the prompt ends in `end`.
     """
 
     parser: Callable[[bool], ReasoningParser]
     opens: Sequence[str]
+    close: str
     end: str
     marks: Sequence[str]
     evidence: Sequence[Sequence[str]] = ()
+    answer: str = ""
     starts: bool = False
 
     def starts_in_reasoning(self, prompt_end: str) -> bool:
@@ -60,4 +64,8 @@ class ReasoningFormat:
         text = prompt_end.rstrip()
         if text.endswith(tuple(self.opens)):
             return True
-        return self.starts and not text.endswith(self.end.strip())
+        return self.starts and not self.is_over(prompt_end)
+
+    def is_over(self, prompt_end: str) -> bool:
+        """Whether a prompt that ends in this text has ended reasoning already."""
+        return prompt_end.rstrip().endswith(self.close)

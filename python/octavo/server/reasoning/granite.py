@@ -42,6 +42,7 @@ class GraniteReasoning(ReasoningReader):
 FORMAT = ReasoningFormat(
     parser=GraniteReasoning,
     opens=THOUGHT,
+    close="Here is my response:",
     end="\nHere is my response:",
     marks=("<think>", "</think>", *WRAPPING),
     evidence=(("Here is my thought process:",), ("<think>", "<response>", "<|start_of_role|>")),

@@ -30,8 +30,10 @@ class HarmonyMessages(ReasoningReader):
         cursor = self.cursor
         body, header = Marks((START, CHANNEL, *ENDS)), Marks((MESSAGE,))
         sink: Sink = self._reasoning() if self.thinks else self._content
+        in_markup = True
         while True:
-            mark = yield from cursor.until(body, sink, in_markup=sink is not self._content)
+            mark = yield from cursor.until(body, sink, in_markup=in_markup or sink is not self._content)
+            in_markup = False
             if not mark:
                 break
             self._content.drop()
@@ -71,7 +73,9 @@ MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 FORMAT = ReasoningFormat(
     parser=HarmonyMessages,
     opens=(f"{CHANNEL}analysis{MESSAGE}",),
+    close=f"<|end|>{START}assistant",
     end=f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}",
+    answer=f"{CHANNEL}final{MESSAGE}",
     marks=MARKS,
     evidence=((CHANNEL, MESSAGE),),
 )

@@ -41,6 +41,7 @@ def tagged(
     return ReasoningFormat(
         parser=partial(TaggedReasoning, opening, closing),
         opens=(opening,),
+        close=closing,
         end=f"\n{closing}\n\n",
         marks=(opening, closing),
         evidence=evidence,

@@ -1,4 +1,4 @@
-"""What a format of tool calls is, the tools that a request offers, and the shared steps of the formats' parsers.
+"""The tools that a request offers, and the shared steps of the parsers of calls.
 
 The rules that all parsers follow: a call is told as soon as its name and the beginning of its arguments are known. What
 opens like a call but turns out not to be one (broken JSON, a name where none can be) is content, whole, marks
@@ -12,8 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo.server.cursor import Cursor, CursorParser, Marks, Steps, Trimmed
@@ -60,23 +59,6 @@ def short_call_id(name: str, index: int) -> str:
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """A way to write calls.
-
-    Attributes:
-        parser: Makes the parser of one sequence.
-        marks: Texts that the parser must see, though they may be special tokens.
-        evidence: The format is chosen when a chat template has all strings of one of these groups.
-        make_id: An id for a call whose format has none: (name, number of the call in its turn).
-    """
-
-    parser: Callable[[Tools], Parser]
-    marks: Sequence[str] = ()
-    evidence: Sequence[Sequence[str]] = ()
-    make_id: Callable[[str, int], str] = call_id
-
-
 class CallReader:
     """Base of the parsers: content and calls on a cursor.
 
@@ -98,7 +80,7 @@ class CallReader:
 
     def _run(self) -> Steps[None]:
         cursor = self.cursor
-        while mark := (yield from cursor.until(self.opening, self.content)):
+        while mark := (yield from cursor.until(self.opening, self.content, in_markup=self.tools.must_call)):
             cursor.record(len(mark))
             yield from self._calls(mark)
             self.give_back(drop_cut=True)

@@ -7,7 +7,9 @@ NAME<｜tool▁sep｜>{…}. Both are read by one parser.
 from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import NAME_END, CallReader, ToolFormat
+from octavo.server.tools.base import NAME_END, CallReader
+from octavo.server.tools.format import ToolFormat
+from octavo.server.tools.shape import CallShape
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -55,5 +57,24 @@ class DeepSeekCalls(CallReader):
 
 
 MARKS = (CALLS, CALLS_END, CALL, SEPARATOR, CALL_END)
-FORMAT_V3 = ToolFormat(parser=DeepSeekCalls.parser, marks=MARKS, evidence=((CALLS, "```json"),))
-FORMAT_V31 = ToolFormat(parser=DeepSeekCalls.parser, marks=MARKS, evidence=((CALLS,),))
+FORMAT_V3 = ToolFormat(
+    parser=DeepSeekCalls.parser,
+    marks=MARKS,
+    shapes=(
+        CallShape(
+            begin=f"{CALL}function{SEPARATOR}NAME\n```json\n",
+            end=f"\n```{CALL_END}",
+            before=CALLS,
+            between="\n",
+            after=CALLS_END,
+            trigger=CALL,
+        ),
+    ),
+    evidence=((CALLS, "```json"),),
+)
+FORMAT_V31 = ToolFormat(
+    parser=DeepSeekCalls.parser,
+    marks=MARKS,
+    shapes=(CallShape(begin=f"{CALL}NAME{SEPARATOR}", end=CALL_END, before=CALLS, after=CALLS_END, trigger=CALL),),
+    evidence=((CALLS,),),
+)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo.server.cursor import Steps
-from octavo.server.tools.base import ToolFormat
+from octavo.server.tools.format import ToolFormat
 from octavo.server.tools.json_calls import UnmarkedCalls
+from octavo.server.tools.shape import CallShape
 
 INSTRUCTIONS = (
     "You can call these functions (JSON Schema):\n{tools}\n"
@@ -44,4 +45,7 @@ def instructions(tools: Iterable[Mapping[str, Any]]) -> str:
     return INSTRUCTIONS.format(tools="\n".join(lines))
 
 
-FORMAT = ToolFormat(parser=GenericJsonCalls.parser)
+FORMAT = ToolFormat(
+    parser=GenericJsonCalls.parser,
+    shapes=(CallShape(begin='{"name": JSONNAME, "arguments": ', end="}", before="[", between=", ", after="]"),),
+)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import NAME_END, ToolFormat
+from octavo.server.tools.base import NAME_END
+from octavo.server.tools.format import ToolFormat
+from octavo.server.tools.shape import CallShape, tagged_arguments
 from octavo.server.tools.xml_calls import XmlCalls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -47,5 +49,14 @@ class Glm45Calls(XmlCalls):
 FORMAT = ToolFormat(
     parser=Glm45Calls.parser,
     marks=(OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END),
+    shapes=(
+        CallShape(
+            begin=f"{OPEN}NAME\n",
+            end=CLOSE,
+            between="\n",
+            trigger=OPEN,
+            arguments=tagged_arguments(KEY, f"{KEY_END}\n{VALUE}", f"{VALUE_END}\n"),
+        ),
+    ),
     evidence=((KEY, VALUE),),
 )

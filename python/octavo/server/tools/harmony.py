@@ -4,12 +4,15 @@ format uses; with `--reasoning-parser openai_gptoss` (the default for such model
 from __future__ import annotations
 
 from octavo.server.parts import Parser
-from octavo.server.reasoning.harmony import CHANNEL, MARKS, MESSAGE, HarmonyMessages
-from octavo.server.tools.base import ToolFormat, Tools
+from octavo.server.reasoning.harmony import CHANNEL, CONSTRAIN, MARKS, MESSAGE, HarmonyMessages
+from octavo.server.tools.base import Tools
+from octavo.server.tools.format import ToolFormat
+from octavo.server.tools.shape import CallShape
 
 
 def _parser(tools: Tools) -> Parser:
     return HarmonyMessages()
 
 
-FORMAT = ToolFormat(parser=_parser, marks=MARKS, evidence=((CHANNEL, MESSAGE),))
+SHAPE = CallShape(begin=f"{CHANNEL}commentary to=functions.NAME {CONSTRAIN}json{MESSAGE}", one_call=True)
+FORMAT = ToolFormat(parser=_parser, marks=MARKS, shapes=(SHAPE,), evidence=((CHANNEL, MESSAGE),))

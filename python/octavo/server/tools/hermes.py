@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import ToolFormat
+from octavo.server.tools.format import ToolFormat
 from octavo.server.tools.json_calls import JsonCalls
+from octavo.server.tools.shape import CallShape
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -17,4 +18,5 @@ class HermesCalls(JsonCalls):
         yield from self.closed_by(self.closing)
 
 
-FORMAT = ToolFormat(parser=HermesCalls.parser, marks=(OPEN, CLOSE), evidence=((OPEN,),))
+SHAPE = CallShape(begin=f'{OPEN}\n{{"name": JSONNAME, "arguments": ', end=f"}}\n{CLOSE}", between="\n", trigger=OPEN)
+FORMAT = ToolFormat(parser=HermesCalls.parser, marks=(OPEN, CLOSE), shapes=(SHAPE,), evidence=((OPEN,),))

@@ -7,7 +7,10 @@ from __future__ import annotations
 import re
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import NAME_END, CallReader, ToolFormat
+from octavo.server.structural import pattern, schema, sequence, text
+from octavo.server.tools.base import NAME_END, CallReader
+from octavo.server.tools.format import ToolFormat
+from octavo.server.tools.shape import CallShape
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -49,6 +52,16 @@ def kimi_id(name: str, index: int) -> str:
 FORMAT = ToolFormat(
     parser=KimiCalls.parser,
     marks=(SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END),
+    shapes=(
+        CallShape(
+            begin=f"{CALL}functions.NAME:",
+            end=CALL_END,
+            before=SECTION,
+            after=SECTION_END,
+            trigger=CALL,
+            arguments=lambda parameters: sequence(pattern("[0-9]{1,3}"), text(ARGUMENTS), schema(parameters)),
+        ),
+    ),
     evidence=((SECTION,),),
     make_id=kimi_id,
 )

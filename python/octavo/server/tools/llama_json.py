@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import ToolFormat
+from octavo.server.tools.format import ToolFormat
 from octavo.server.tools.json_calls import UnmarkedCalls
+from octavo.server.tools.shape import CallShape
 
 TAG = "<|python_tag|>"
 
@@ -23,5 +24,6 @@ class LlamaJsonCalls(UnmarkedCalls):
 FORMAT = ToolFormat(
     parser=LlamaJsonCalls.parser,
     marks=(TAG,),
+    shapes=(CallShape(begin='{"name": JSONNAME, "parameters": ', end="}", between="; "),),
     evidence=((TAG,), ('{"name": function name, "parameters"',)),
 )

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import NAME_END, ToolFormat, short_call_id
+from octavo.server.tools.base import NAME_END, short_call_id
+from octavo.server.tools.format import ToolFormat
 from octavo.server.tools.json_calls import JsonCalls
+from octavo.server.tools.shape import CallShape
 
 CALLS, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
@@ -33,4 +35,15 @@ class MistralCalls(JsonCalls):
             self.arguments((yield from cursor.json_value(self.arguments)))
 
 
-FORMAT = ToolFormat(parser=MistralCalls.parser, marks=(CALLS, ID, ARGS), evidence=((CALLS,),), make_id=short_call_id)
+FORMAT = ToolFormat(
+    parser=MistralCalls.parser,
+    marks=(CALLS, ID, ARGS),
+    shapes=(
+        CallShape(begin=f"{CALLS}NAME{ARGS}", trigger=CALLS, needs=ARGS),
+        CallShape(
+            begin='{"name": JSONNAME, "arguments": ', end="}", before=f"{CALLS}[", between=", ", after="]", trigger=""
+        ),
+    ),
+    evidence=((CALLS,),),
+    make_id=short_call_id,
+)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import ToolFormat
+from octavo.server.tools.format import ToolFormat
 from octavo.server.tools.json_calls import JsonCalls
+from octavo.server.tools.shape import CallShape
 
 OPEN = ("functools[", "<|tool_call|>")
 CLOSE = ("<|/tool_call|>",)
@@ -21,5 +22,10 @@ class Phi4MiniCalls(JsonCalls):
 
 
 FORMAT = ToolFormat(
-    parser=Phi4MiniCalls.parser, marks=OPEN[1:] + CLOSE, evidence=(("functools",), ("<|tool_call|>", "<|/tool_call|>"))
+    parser=Phi4MiniCalls.parser,
+    marks=OPEN[1:] + CLOSE,
+    shapes=(
+        CallShape(begin='{"name": JSONNAME, "arguments": ', end="}", before="functools[", between=", ", after="]"),
+    ),
+    evidence=(("functools",), ("<|tool_call|>", "<|/tool_call|>")),
 )

@@ -12,7 +12,8 @@ import warnings
 from typing import Any
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import CallReader, ToolFormat
+from octavo.server.tools.base import CallReader
+from octavo.server.tools.format import ToolFormat
 
 START, END = "<|python_start|>", "<|python_end|>"
 NOT_NAME = re.compile(r"[^\w.]")

@@ -4,7 +4,9 @@ of its own; the outer pair may be missing."""
 from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
-from octavo.server.tools.base import NAME_END, ToolFormat
+from octavo.server.tools.base import NAME_END
+from octavo.server.tools.format import ToolFormat
+from octavo.server.tools.shape import CallShape, tagged_arguments
 from octavo.server.tools.xml_calls import XmlCalls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -62,5 +64,14 @@ class Qwen3CoderCalls(XmlCalls):
 FORMAT = ToolFormat(
     parser=Qwen3CoderCalls.parser,
     marks=(OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END),
+    shapes=(
+        CallShape(
+            begin=f"{OPEN}\n{FUNCTION}NAME>\n",
+            end=f"{FUNCTION_END}\n{CLOSE}",
+            between="\n",
+            trigger=OPEN,
+            arguments=tagged_arguments(PARAMETER, ">\n", f"\n{PARAMETER_END}\n"),
+        ),
+    ),
     evidence=((FUNCTION, PARAMETER),),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from octavo.server.tools.base import ToolFormat
+from octavo.server.tools.format import ToolFormat
 
 # Name -> where the format is. The order matters: the first one with evidence in a model's template is chosen.
 TOOL_FORMATS: dict[str, str] = {

@@ -1,0 +1,66 @@
+"""The pieces that structural tags are made of (see `structured_outputs` in the README), as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Form = Mapping[str, Any]
+"""What text must look like."""
+
+
+def text(value: str) -> Form:
+    """Exactly this text; special tokens in it are those tokens."""
+    return {"type": "const_string", "value": value}
+
+
+def schema(value: Mapping[str, Any]) -> Form:
+    """JSON of a schema."""
+    return {"type": "json_schema", "json_schema": value}
+
+
+def pattern(value: str) -> Form:
+    """Text that a regular expression matches."""
+    return {"type": "regex", "pattern": value}
+
+
+def sequence(*elements: Form) -> Form:
+    """One after another."""
+    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
+
+
+def either(*elements: Form) -> Form:
+    """One of them."""
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
+
+
+def tag(begin: str, content: Form, end: str) -> Form:
+    """Content between two texts."""
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def free(begin: str, end: str) -> Form:
+    """Any text between two texts."""
+    return tag(begin, {"type": "any_text"}, end)
+
+
+def several(tags: Sequence[Form], separator: str, *, only_one: bool) -> Form:
+    """At least one of these tags, with a separator between them."""
+    return {
+        "type": "tags_with_separator",
+        "tags": list(tags),
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": only_one,
+    }
+
+
+def triggered(triggers: Sequence[str], tags: Sequence[Form], *, only_one: bool) -> Form:
+    """Any text, but what begins with a trigger is one of these tags."""
+    return {
+        "type": "triggered_tags",
+        "triggers": list(triggers),
+        "tags": list(tags),
+        "at_least_one": False,
+        "stop_after_first": only_one,
+    }

@@ -1,0 +1,155 @@
+"""Calls that grammars enforce, by a random model that writes anything else when it may; every format, a real engine.
+
+One engine process; each test has a server's context of its own around it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.cases.tiny_chat_model import write_model
+
+from octavo.async_llm import AsyncLLM
+from octavo.config import ServerConfig
+from octavo.errors import RequestError
+from octavo.sampling_params import SamplingParams
+from octavo.server.context import ServerContext
+from octavo.server.events import ToolName, TurnMessage, TurnRequest
+from octavo.server.tools.table import TOOL_FORMATS
+from octavo.server.turn import Turn, collect
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HI = [{"role": "user", "content": "Good evening."}]
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}, "days": {"enum": [1, 2, 3]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+ALL_WEATHER = [{"city": city, "days": days} for city in ("Oslo", "Rome") for days in (1, 2, 3)]
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# tools #}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncLLM]:
+    model: Path = write_model(tmp_path_factory.mktemp("tiny"))
+    async with AsyncLLM(str(model), dtype="float32", cpu_threads=1, num_gpu_blocks_override=512) as started:
+        yield started
+
+
+async def answers(llm: AsyncLLM, parser: str, reasoning: str = "none", **fields: Any) -> list[TurnMessage]:
+    """What a server with these parsers answers."""
+    config = ServerConfig(
+        tool_call_parser=parser, reasoning_parser=reasoning, chat_template=fields.pop("template", TEMPLATE)
+    )
+    context = ServerContext(llm, config)
+    params = fields.pop("params", SamplingParams(max_tokens=300, n=3, temperature=0.9, seed=5))
+    request = TurnRequest(messages=HI, params=params, **{"tools": TOOLS, **fields})
+    turn = await Turn.start(context, request, size_bytes=10)
+    try:
+        return await collect(turn)
+    finally:
+        turn.close()
+
+
+def check_calls(message: TurnMessage) -> None:
+    """At least one call, all of them right, unless the answer was cut."""
+    assert message.content == ""
+    if message.finish_reason == "length":
+        return
+    assert message.finish_reason == "tool_calls"
+    assert message.tool_calls
+    for call in message.tool_calls:
+        arguments = json.loads(call.arguments)
+        if call.name == "get_weather":
+            assert arguments in ALL_WEATHER
+        else:
+            assert (call.name, arguments) == ("now", {})
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+async def test_required(llm: AsyncLLM, name: str) -> None:
+    messages = await answers(llm, name, tool_choice="required")
+    for message in messages:
+        check_calls(message)
+    assert any(message.tool_calls for message in messages)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+async def test_named(llm: AsyncLLM, name: str) -> None:
+    for message in await answers(llm, name, tool_choice=ToolName("get_weather")):
+        check_calls(message)
+        assert [call.name for call in message.tool_calls] == ["get_weather"]
+        assert message.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("name", ["hermes", "json", "mistral", "qwen3_coder", "kimi_k2"])
+async def test_one_call_at_most(llm: AsyncLLM, name: str) -> None:
+    for message in await answers(llm, name, tool_choice="required", parallel_tool_calls=False):
+        check_calls(message)
+        assert len(message.tool_calls) == 1
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("max_tokens", [1, 6, 25, 40])
+async def test_cut_before_the_end(llm: AsyncLLM, name: str, max_tokens: int) -> None:
+    """No markup shows, and no call looks complete."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    [message] = await answers(llm, name, tool_choice=ToolName("get_weather"), params=params)
+    if "\ufffd" not in message.content:  # this model may be cut inside a character of a mark
+        check_calls(message)
+
+
+@pytest.mark.parametrize(("reasoning", "opens"), [("qwen3", "<think>"), ("mistral", "[THINK]")])
+async def test_required_after_reasoning(llm: AsyncLLM, reasoning: str, opens: str) -> None:
+    """Reasoning that the prompt began is free; a budget ends it, and the call follows."""
+    tools = "openai" if reasoning == "openai_gptoss" else "hermes"
+    messages = await answers(
+        llm, tools, reasoning, tool_choice="required", thinking_budget=20, template=TEMPLATE + opens
+    )
+    for message in messages:
+        check_calls(message)
+    if opens:
+        assert all(message.reasoning for message in messages)
+
+
+async def test_json_or_a_call(llm: AsyncLLM) -> None:
+    """With response_format and tools an answer is either."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    params = SamplingParams(max_tokens=300, n=8, temperature=1.5, seed=3, structured_outputs={"json": schema})
+    messages = await answers(llm, "hermes", params=params)
+    for message in messages:
+        if message.content:
+            assert json.loads(message.content) in [{"a": 1}, {"a": 2}]
+            assert message.finish_reason == "stop"
+        else:
+            check_calls(message)
+
+
+@pytest.mark.parametrize("reasoning", ["none"])
+async def test_a_constraint_holds_for_the_answer(llm: AsyncLLM, reasoning: str) -> None:
+    params = SamplingParams(max_tokens=200, n=2, temperature=1, seed=1, structured_outputs={"choice": ["yes", "no"]})
+    messages = await answers(
+        llm, "none", reasoning, tool_choice="none", thinking_budget=30 if reasoning != "none" else None, params=params
+    )
+    assert {message.content for message in messages} <= {"yes", "no"}
+
+
+async def test_schemas_that_no_grammar_can_hold(llm: AsyncLLM) -> None:
+    bad = [{"type": "function", "function": {"name": "x", "parameters": {"type": "object", "properties": {"a": 5}}}}]
+    config = ServerConfig(tool_call_parser="hermes", chat_template=TEMPLATE)
+    context = ServerContext(llm, config)
+    request = TurnRequest(messages=HI, params=SamplingParams(), tools=bad, tool_choice="required")
+    with pytest.raises(RequestError, match="tools") as caught:
+        await collect(await Turn.start(context, request, size_bytes=10))
+    assert caught.value.param == "tools"
