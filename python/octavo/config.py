@@ -207,6 +207,9 @@ class ServerConfig:
         "How the model writes its reasoning; auto: as its chat template shows; none: it is part of the answer.",
         choices=("auto", "none", *REASONING_PARSERS),
     )
+    trust_request_chat_template: bool = option(
+        False, "Let chat requests bring a `chat_template` of their own; it runs in the sandbox, for at most 2 s."
+    )
     max_body_bytes: int = option(32 * 1024 * 1024, "Largest request body; more gets 413.", low=1024)
     responses_store: int = option(
         0, "Responses kept in memory for GET, previous_response_id and background (/v1/responses); 0: none.", low=0

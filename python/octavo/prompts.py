@@ -6,6 +6,7 @@ Plain prompts do parse special tokens, because callers that apply a template the
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import secrets
@@ -42,6 +43,12 @@ class PromptEncoder:
         bos = template.special_tokens.get("bos_token")
         self._bos = bos or ""
         self._bos_id = tokenizer.token_to_id(bos) if tokenizer is not None and bos else None
+
+    def with_template(self, template: ChatTemplate) -> PromptEncoder:
+        """The same with another template; what is known of the tokenizer is shared."""
+        other = copy.copy(self)
+        other.template = template
+        return other
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a plain prompt. A begin token that the text already has is not added again."""

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from octavo import envs
 from octavo.chat_template import ChatTemplate
 from octavo.config import ServerConfig
+from octavo.errors import ModelError, RequestError
 from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts
 from octavo.server.dialect import Dialect
@@ -40,6 +41,7 @@ log = logging.getLogger("octavo.server")
 INLINE_BYTES = 4096
 # So are small ones while the last small one took longer: a model's template may loop.
 INLINE_S = 0.02
+MAX_TEMPLATE_CHARS = 64 * 1024
 _STATES = {
     "starting": "the model is being loaded",
     "restarting": "the engine ended unexpectedly and is being restarted",
@@ -144,15 +146,31 @@ class ServerContext:
             self._dialect = Dialect.of(self.config, self.encoder.template, self.llm.tokenizer)
         return self._dialect
 
+    def encoder_of(self, chat_template: str | None) -> PromptEncoder:
+        """The encoder with a request's own template, where that is allowed. `RequestError` when it is not, or when the
+        template is broken. To be called in a thread when there is a template."""
+        if chat_template is None:
+            return self.encoder
+        if not self.config.trust_request_chat_template:
+            message = "chat_template in a request is not allowed: start the server with --chat-template, or with "
+            raise RequestError(f"{message}--trust-request-chat-template", "chat_template", "unsupported")
+        if len(chat_template) > MAX_TEMPLATE_CHARS:
+            raise RequestError(f"chat_template has more than {MAX_TEMPLATE_CHARS} characters", "chat_template")
+        try:
+            template = ChatTemplate(chat_template, self.encoder.template.special_tokens)
+        except (ModelError, RecursionError) as error:
+            raise RequestError(str(error) or "chat_template is nested too deeply", "chat_template") from None
+        return self.encoder.with_template(template)
+
     @property
     def token_names(self) -> TokenNames:
         if self._token_names is None:
             self._token_names = TokenNames(self.llm.tokenizer)
         return self._token_names
 
-    async def run_text(self, work: Callable[..., T], *args: Any, size_bytes: int) -> T:
+    async def run_text(self, work: Callable[..., T], *args: Any, size_bytes: int, is_slow: bool = False) -> T:
         """Run text work of a size: here when it is small, in a thread when it would hold up other requests."""
-        if size_bytes > INLINE_BYTES:
+        if size_bytes > INLINE_BYTES or is_slow:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
         if self._small_text_s < INLINE_S:
             return self._run_small_text(work, *args)

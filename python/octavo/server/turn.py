@@ -239,7 +239,8 @@ def _attach(events: list[TurnEvent], choice: int, rows: list[Row] | None, token_
 
 async def prompt_token_ids(context: ServerContext, request: TurnRequest, *, size_bytes: int) -> list[int]:
     """The prompt that a turn would submit. `RequestError` when the messages or the tools don't fit the model."""
-    return await context.run_text(encode_turn, context, request, size_bytes=size_bytes)
+    has_template = "chat_template" in request.template_options
+    return await context.run_text(encode_turn, context, request, size_bytes=size_bytes, is_slow=has_template)
 
 
 def _fitted(request: TurnRequest, room: int) -> TurnRequest:

@@ -78,7 +78,8 @@ def encode_turn(context: ServerContext, request: TurnRequest) -> list[int]:
     if tools and not dialect.shows_tools:
         messages = _with_instructions(messages, instructions(tools))
     options = {**effort_options(request.reasoning_effort), **request.template_options}
-    return context.encoder.encode_chat(messages, tools=tools or None, **options)
+    encoder = context.encoder_of(options.pop("chat_template", None))
+    return encoder.encode_chat(messages, tools=tools or None, **options)
 
 
 def _told(function: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,7 +21,8 @@ async def tokenize(request: Request) -> JSONResponse:
     body, size_bytes = await read_json(request)
     wanted = parse_tokenize(body)
     context.check_model(wanted.model)
-    token_ids = await context.run_text(_encode, context, wanted, size_bytes=size_bytes)
+    has_template = wanted.chat_template is not None
+    token_ids = await context.run_text(_encode, context, wanted, size_bytes=size_bytes, is_slow=has_template)
     answer = {"count": len(token_ids), "max_model_len": context.facts.max_model_len, "tokens": token_ids}
     if wanted.return_token_strs:
         answer["token_strs"] = [context.token_names.text_of(token_id) for token_id in token_ids]
@@ -29,7 +30,7 @@ async def tokenize(request: Request) -> JSONResponse:
 
 
 def _encode(context: ServerContext, wanted: TokenizeRequest) -> list[int]:
-    encoder = context.encoder
+    encoder = context.encoder_of(wanted.chat_template)
     if wanted.messages is not None:
         return encoder.encode_chat(
             wanted.messages,

@@ -30,6 +30,7 @@ class ChatRequest(CommonRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -48,6 +49,7 @@ class ChatRequest(CommonRequest):
             "add_generation_prompt": not self.continue_final_message if opens_turn is None else opens_turn,
             "continue_final_message": self.continue_final_message,
             **({"documents": self.documents} if self.documents else {}),
+            **({"chat_template": self.chat_template} if self.chat_template is not None else {}),
             **(self.chat_template_kwargs or {}),
         }
 

@@ -38,7 +38,6 @@ REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "use_beam_search": (_given, "is not supported: sample n sequences instead"),
     "audio": (_given, "is not supported: this server writes text"),
     "modalities": (_speaks, 'other than ["text"] are not supported'),
-    "chat_template": (_given, "in a request is not allowed: start the server with --chat-template"),
     "truncate_prompt_tokens": (_given, NOT_YET),
     "logprob_token_ids": (_given, NOT_YET),
     "return_tokens_as_token_ids": (_given, "is not supported: ask for return_token_ids"),
