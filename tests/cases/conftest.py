@@ -12,7 +12,7 @@ from tests.cases.tiny_chat_model import write_model
 from tests.server.serving import ServerProcess
 
 FLAGS = ("--dtype", "float32", "--block-size", "16", "--cpu-threads", "1", "--served-model-name", "tiny")
-ROOMY = ("--num-gpu-blocks-override", "2048", "--max-num-seqs", "32")
+ROOMY = ("--num-gpu-blocks-override", "2048", "--max-num-seqs", "32", "--responses-store", "8")
 CRAMPED = (
     *("--num-gpu-blocks-override", "13", "--max-num-seqs", "4"),
     *("--max-model-len", "192", "--max-num-batched-tokens", "24"),
