@@ -8,15 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.kernels.reference.quantize_rows import FP8
-
-GREATEST = 448.0
-"""Of e4m3; what is larger is kept as that."""
+from octavo.kernels.reference.quantize_rows import FP8, LARGEST
 
 
 def kept(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers as a cache of the dtype holds them."""
-    return x.float().clamp(-GREATEST, GREATEST).to(dtype) if dtype == FP8 else x.to(dtype)
+    """Numbers as a cache of the dtype holds them; what is larger than e4m3's largest is kept as that."""
+    return x.float().clamp(-LARGEST, LARGEST).to(dtype) if dtype == FP8 else x.to(dtype)
 
 
 def as_stored(cache: Tensor) -> Tensor:

@@ -96,8 +96,8 @@ def load_weights(weight_desc, bar, ring, slot, n, k, N: gl.constexpr, MATRICES: 
 
 
 @gluon.jit
-def multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES: gl.constexpr, SWAP_AB: gl.constexpr, BEHIND: gl.constexpr):
-    """Add one ring slot's products; waits for the tensor cores to have done all slots but the last BEHIND."""
+def multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES: gl.constexpr, SWAP_AB: gl.constexpr):
+    """Add one ring slot's products; waits for the tensor cores, so that the slot may be refilled."""
     if SWAP_AB:
         x_km = x_ring.index(slot).permute((1, 0))
         acc_rc = warpgroup_mma(w_ring.index(slot * MATRICES), x_km, acc_rc, is_async=True)
@@ -108,16 +108,10 @@ def multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES: gl.constexpr, SWAP_A
         acc_rc = warpgroup_mma(x_mk, w_ring.index(slot * MATRICES).permute((1, 0)), acc_rc, is_async=True)
         if MATRICES == 2:
             up_rc = warpgroup_mma(x_mk, w_ring.index(slot * MATRICES + 1).permute((1, 0)), up_rc, is_async=True)
-    return wait_for_products(acc_rc, up_rc, MATRICES, BEHIND * MATRICES)
-
-
-@gluon.jit
-def wait_for_products(acc_rc, up_rc, MATRICES: gl.constexpr, LEFT: gl.constexpr):
-    """Until at most LEFT products are not done."""
     if MATRICES == 2:
-        acc_rc, up_rc = warpgroup_mma_wait(LEFT, deps=[acc_rc, up_rc])
+        acc_rc, up_rc = warpgroup_mma_wait(0, deps=[acc_rc, up_rc])
     else:
-        acc_rc = warpgroup_mma_wait(LEFT, deps=[acc_rc])
+        acc_rc = warpgroup_mma_wait(0, deps=[acc_rc])
     return acc_rc, up_rc
 
 
@@ -152,7 +146,6 @@ def ring_gemm(
     FP8: gl.constexpr,  # both operands in e4m3: one scale a row of x, one a row of W
     SWAP_AB: gl.constexpr,
     WARPS: gl.constexpr,
-    BEHIND: gl.constexpr,  # slots that the tensor cores may still be busy with when the next one is begun: 0 or 1
     PDL: gl.constexpr,
 ):
     tile = gl.program_id(0)
@@ -226,16 +219,13 @@ def ring_gemm(
     for step in range(STEPS):
         slot = step % STAGES
         mbarrier.wait(bars.index(slot), (step // STAGES) & 1)
-        acc_rc, up_rc = multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES, SWAP_AB, BEHIND)
+        acc_rc, up_rc = multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES, SWAP_AB)
         meet()
-        refill = step + STAGES - BEHIND
-        free = (slot + STAGES - BEHIND) % STAGES
+        refill = step + STAGES
         k = k0 + refill * BLOCK_K
-        is_due = (step >= BEHIND) & (refill < STEPS)
-        mbarrier.expect(bars.index(free), SLOT_BYTES, pred=is_due)
-        load_weights(weight_desc, bars.index(free), w_ring, free, n0, k, N, MATRICES, is_due)
-        load_tile(x_desc, [0, k], bars.index(free), x_ring.index(free), pred=is_due)
-    acc_rc, up_rc = wait_for_products(acc_rc, up_rc, MATRICES, 0)
+        mbarrier.expect(bars.index(slot), SLOT_BYTES, pred=refill < STEPS)
+        load_weights(weight_desc, bars.index(slot), w_ring, slot, n0, k, N, MATRICES, refill < STEPS)
+        load_tile(x_desc, [0, k], bars.index(slot), x_ring.index(slot), pred=refill < STEPS)
     acc_rc = gl.convert_layout(acc_rc, out_layout)
     up_rc = gl.convert_layout(up_rc, out_layout) if MATRICES == 2 else acc_rc
     is_last = True

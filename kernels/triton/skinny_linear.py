@@ -248,6 +248,5 @@ def _launch(
         "STAGES": config.stages,
         "SWAP_AB": config.swap,
         "WARPS": config.warps,
-        "BEHIND": config.behind,
     }
     return Launch(kernel, (tiles, config.split_k), args, constants, config.warps)

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,6 @@ def candidates(op: str, n: int, k: int, rows: int) -> Iterator[Ring]:
                             programs = n // block_n * split
                             if stages >= 3 and ring.fits(op, n, k) and least <= programs <= (300 if split > 1 else n):
                                 yield ring
-                                yield replace(ring, behind=1)
 
 
 class Chain:

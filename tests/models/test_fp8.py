@@ -19,7 +19,7 @@ from torch import Tensor
 
 from octavo.config import ModelConfig, make_engine_config
 from octavo.errors import ConfigError, ModelError
-from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_rows
+from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_weights
 from octavo.layers.linear import DENSE
 from octavo.layers.quant import fp8
 from octavo.models.base import CausalLM
@@ -115,7 +115,7 @@ def test_plain_weights_are_quantized_at_load(source: Path, on_device: None) -> N
     for name, weight, scale in linears(read(source, "fp8", torch.bfloat16)):
         assert scale is not None
         assert weight.dtype == FP8
-        assert weight.float().abs().amax(1).eq(448).all(), "every channel uses the whole range"
+        assert weight.float().abs().amax(1).ge(224).all(), "every channel uses at least all but the last factor of two"
         exact = plain[name]
         error = (dequantize_rows(weight, scale) - exact).abs()
         assert (error <= exact.abs() / 16 + scale[:, None] / 512).all(), name
@@ -129,7 +129,7 @@ def test_a_device_without_fp8_keeps_the_rounded_weights(source: Path) -> None:
         assert weight.dtype == torch.float32, name
     expected = load(source)
     for _, weight, _ in linears(expected):
-        weight.copy_(dequantize_rows(*quantize_rows(weight)))
+        weight.copy_(dequantize_rows(*quantize_weights(weight)))
     assert torch.equal(logits(model), logits(expected))
     assert all(layer.method is DENSE for layer in model.modules() if hasattr(layer, "shards"))  # type: ignore[attr-defined]
 
