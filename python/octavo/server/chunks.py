@@ -28,7 +28,7 @@ class MergedDelta:
     def __init__(self, deltas: list[Delta]) -> None:
         self.index = deltas[0].index
         self.text = "".join([delta.text for delta in deltas])
-        self.token_ids: list[int] = []
+        self.token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         self.num_cached_tokens = deltas[0].num_cached_tokens
         self.finish_reason = deltas[-1].finish_reason
         self.stop_reason = deltas[-1].stop_reason

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from octavo._core import Delta
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.choice import ChoiceReader
@@ -135,16 +134,15 @@ class Turn:
     async def events(self) -> AsyncIterator[list[TurnEvent]]:
         """What the turn brings, as it comes: lists that are never empty. Ends after every choice's `TurnEnd`."""
         n, readers = self.generation.n, self._readers
+        joins = self._plain and not self._thinking.is_bounded
         try:
             async for prompt, deltas in self.generation.batches():
                 events: list[TurnEvent] = []
-                if readers:
-                    for delta in deltas:
-                        if not self._read(prompt * n + delta.index, delta, events):
-                            break
-                else:
-                    for piece in merge(deltas, self._plain) if len(deltas) > 1 else deltas:
+                for piece in merge(deltas, joins) if len(deltas) > 1 else deltas:
+                    if not readers:
                         self._pass_on(piece, events)
+                    elif not self._read(prompt * n + piece.index, piece, events):
+                        break
                 if events:
                     yield events
         except RequestError as error:
@@ -162,7 +160,7 @@ class Turn:
         if delta.finish_reason is not None:
             events.append(TurnEnd(choice, delta.finish_reason, delta.stop_reason))
 
-    def _read(self, choice: int, delta: Delta, events: list[TurnEvent]) -> bool:
+    def _read(self, choice: int, delta: Piece, events: list[TurnEvent]) -> bool:
         """A delta whose text is parsed; False when its stream was ended or replaced: nothing after it counts."""
         reader = self._readers[choice]
         self._note_prompt(delta)
@@ -191,7 +189,7 @@ class Turn:
         if self._num_cached_tokens is None:
             self._num_cached_tokens = delta.num_cached_tokens
 
-    def _text_of(self, delta: Delta) -> str:
+    def _text_of(self, delta: Piece) -> str:
         """The text, without those special tokens that are no marks."""
         text, hidden = delta.text, self._dialect.hidden
         if self._dialect.keeps_special and self.request.params.skip_special_tokens:
