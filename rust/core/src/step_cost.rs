@@ -86,9 +86,16 @@ impl StepCost {
             push(times, time_ms, DECODE_WINDOW);
             return;
         }
+        let mut decode_ms = self.decode_ms(shape.num_decode_rows);
+        if time_ms < decode_ms {
+            // A decode step that compiled something was remembered. Prompts may follow each other for long, and no
+            // step of decodes alone would ever correct it: those take less than this one.
+            self.decode_ms[size_of(shape.num_decode_rows)] = VecDeque::from([time_ms]);
+            decode_ms = time_ms;
+        }
         let sample = Sample {
             num_tokens: shape.num_prompt_tokens,
-            extra_ms: (time_ms - self.decode_ms(shape.num_decode_rows)).max(0.0),
+            extra_ms: time_ms - decode_ms,
         };
         push(&mut self.samples, sample, WINDOW);
         self.line = fit(&self.samples);
@@ -247,6 +254,16 @@ mod tests {
         device.step(4096);
         assert!(device.limit(10_000, None) < 4096);
         assert_eq!(device.limit(10_000, Some(0.0)), u32::MAX);
+    }
+
+    #[test]
+    fn a_decode_step_that_compiled_does_not_slow_prompts_for_good() {
+        let mut device = Device::new(0.5, 0.02);
+        device.step_of(0, 650.0);
+        device.prompt(20_000, Some(12.0));
+        let times = device.prompt(20_000, Some(12.0));
+        let full = 20_000.0 / ((12.0 - DECODE_MS) / 0.02);
+        assert!((times.len() as f64) < 1.5 * full, "{} steps", times.len());
     }
 
     #[test]
