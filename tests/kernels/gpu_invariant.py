@@ -1,9 +1,9 @@
 """`--deterministic` on a GPU: products and attention bit by bit, an engine over random batches, and what it costs.
 
     PYTHONPATH=python python tests/kernels/gpu_invariant.py --out invariant.json
-        [--parts products,attention,engine,cost]
+        [--parts products,experts,attention,engine,cost]
 
-"products": a row's result must not depend on the number of rows (nor on the tile that this number chooses).
+"products", "experts": a row's result must not depend on the number of rows (nor on the tile that this number chooses).
 "attention": a token's must not depend on its chunk. "engine": prompts alone and in 200 random batches, chunked as it
 comes, give the same tokens (random weights: the least difference shows soon). "cost": decode steps of Llama-3.1-8B's
 shape beside the usual ones. The exit code is 1 if anything differed. `tests/run` does not run it (no test_ prefix).
@@ -24,11 +24,14 @@ from typing import Any
 import torch
 from fused_models import LLAMA_8B, QWEN3_06B
 from gpu_fused import Report, Step, capture, config_of, make_step, product_shapes, time_ms
+from gpu_moe import make_experts
 from paged_steps import make_step as make_paged_step
+from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
 from octavo.kernels.triton.handles import compiling
 from octavo.kernels.triton.invariant_gemm import invariant_product
+from octavo.kernels.triton.moe import mix
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
 
@@ -59,6 +62,23 @@ def check_products(report: Report) -> None:
                     f"{op} {n} x {k}: numbers that differ among {rows} rows", (some != whole[chosen]).sum().item(), 0.5
                 )
     report.say("products checked")
+
+
+def check_experts(report: Report) -> None:
+    """A mixture's rows must not depend on the number of rows, nor on whom the other rows chose."""
+    experts = make_experts()
+    x = torch.randn(4096, experts.width, device=DEVICE, dtype=BF16)
+
+    def mixed(rows: Tensor) -> Tensor:
+        return mix(experts, rows, invariant_product(rows, experts.router_eh, None, BF16))
+
+    whole = mixed(x)
+    for count in (1, 2, 8, 100, 129, 300, 1500):
+        chosen = torch.randperm(4096, device=DEVICE)[:count]
+        report.check(
+            f"experts: numbers that differ among {count} rows", (mixed(x[chosen]) != whole[chosen]).sum().item(), 0.5
+        )
+    report.say("experts checked")
 
 
 def chunk_of(ctx: ForwardContext, q_thd: torch.Tensor, row: int, first: int, last: int) -> tuple[Any, torch.Tensor]:
@@ -164,7 +184,13 @@ def time_cost(report: Report) -> None:
             )
 
 
-PARTS = {"products": check_products, "attention": check_attention, "engine": check_engine, "cost": time_cost}
+PARTS = {
+    "products": check_products,
+    "experts": check_experts,
+    "attention": check_attention,
+    "engine": check_engine,
+    "cost": time_cost,
+}
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from octavo import envs
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.triton.invariant_gemm import invariant_launch, kinds_of_rows, ring_config
-from octavo.layers.invariant import INVARIANT, invariant_logits
+from octavo.layers.invariant import INVARIANT, invariant_logits, invariant_scores
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
@@ -95,9 +95,17 @@ def test_models_without_such_layers_are_refused() -> None:
     with pytest.raises(ModelError, match=r"--deterministic can't run --quantization fp8"):
         build_model(small_config(), dtype=BF16, device=meta, deterministic=True, quantization="fp8")
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "model_type": "mixtral"}
-    mixture = small_config(architectures=["MixtralForCausalLM"], **experts)
-    with pytest.raises(ModelError, match=r"--deterministic can't run mixtures of experts"):
+    mixture = small_config(architectures=["MixtralForCausalLM"], hidden_act="gelu", **experts)
+    with pytest.raises(ModelError, match=r"--deterministic can't run these experts"):
         build_model(mixture, dtype=BF16, device=meta, deterministic=True)
+
+
+def test_routers_are_invariant_too() -> None:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "model_type": "mixtral"}
+    config = small_config(architectures=["MixtralForCausalLM"], **experts)
+    model = build_model(config, dtype=BF16, device=torch.device("meta"), deterministic=True)
+    assert isinstance(model, Decoder)
+    assert {getattr(block.mlp, "score", None) for block in model.layers()} == {invariant_scores}
 
 
 @pytest.mark.parametrize(

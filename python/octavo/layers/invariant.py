@@ -1,8 +1,9 @@
 """Batch-invariant execution (`--deterministic`): a token's numbers do not depend on what else is in its step, nor on
 how its prompt was cut into chunks. Every product sums over k in one fixed order (kernels/triton/invariant_gemm.py);
-norms, activations and rotations work row by row anyway; attention is the backend's part (attention/triton.py).
+norms, activations and rotations work row by row anyway, and so do mixtures of experts by their kernels but for the
+router's product; attention is the backend's part (attention/triton.py).
 
-Shape suffixes: t tokens, i input features, o output features, s sampled rows, v vocabulary, m model dim.
+Shape suffixes: t tokens, i input features, o output features, s sampled rows, v vocabulary, m model dim, e experts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ INVARIANT = Invariant()
 def invariant(layer: Linear) -> Invariant:
     """The choice of `Invariant` for every layer."""
     return INVARIANT
+
+
+def invariant_scores(hidden_tm: Tensor, router_em: Tensor) -> Tensor:
+    """A router's logits [t, e] in its dtype."""
+    from octavo.kernels.triton.invariant_gemm import invariant_product  # loads Triton
+
+    return invariant_product(hidden_tm, router_em, None, router_em.dtype)
 
 
 def invariant_logits(hidden_sm: Tensor, weight_vm: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ Shape suffixes: t tokens, m model dim, e experts, j choices of a token, i inner 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -91,12 +92,14 @@ class SparseMLP(nn.Module):
         self.router = parameter(count, hidden_size)
         self.gate_up = parameter(count, 2 * inner, hidden_size)
         self.down = parameter(count, hidden_size, inner)
+        self.score: Callable[[Tensor, Tensor], Tensor] = F.linear
+        """The router's product; replaced where products must be batch-invariant (experts' are, on CUDA)."""
         self.act = GatedActivation(hidden_act)
         self.has_kernels = hidden_act in SILU and supports(hidden_size, inner, count, spec.top_k)
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
-        logit_te = F.linear(hidden_tm, self.router)
+        logit_te = self.score(hidden_tm, self.router)
         if self.has_kernels and runs_kernels(hidden_tm.device):
             from octavo.kernels.triton.moe import mix  # loads Triton
             from octavo.kernels.triton.moe_experts import Experts

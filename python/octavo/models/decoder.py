@@ -25,7 +25,7 @@ from octavo.layers.attention import Attention, set_backend
 from octavo.layers.embedding import Embedding
 from octavo.layers.fused.base import BlockWeights, DecodeKernels, DecoderWeights, GatedWeights, Weights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
-from octavo.layers.invariant import invariant_logits
+from octavo.layers.invariant import invariant_logits, invariant_scores
 from octavo.layers.linear import Choice, Linear, dense
 from octavo.layers.moe import ExpertNames, ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import RMSNorm
@@ -334,9 +334,18 @@ class Decoder(nn.Module):
         )
         self.decode_kernels = None if deterministic else self._decode_kernels(decode_kernels, shape, device)
         if deterministic:
-            self.head.project = invariant_logits
+            self._sum_in_one_order()
         if DeviceTraits.of(device).kind == "cuda" and decode_kernels != "plain":
             self.use_joins(may_decode=not deterministic)
+
+    def _sum_in_one_order(self) -> None:
+        """Make the products that are no linear layer's batch-invariant. ModelError for experts without kernels."""
+        self.head.project = invariant_logits
+        for block in self.layers():
+            if isinstance(block.mlp, SparseMLP):
+                if not block.mlp.has_kernels:
+                    raise ModelError("--deterministic can't run these experts, for which there are no kernels")
+                block.mlp.score = invariant_scores
 
     def _decode_kernels(self, choice: str, shape: DecoderShape, device: torch.device) -> DecodeKernels | None:
         """The fused kernels over this model's parameters, or None to run its modules."""

@@ -112,7 +112,6 @@ def _check_deterministic(config: NormalConfig, quantization: str) -> None:
     """ModelError for layers that have no batch-invariant form."""
     for problem, is_there in (
         (f"{config.architecture}, which has no native layers", not is_native(config.architecture, config.model_type)),
-        ("mixtures of experts", config.experts is not None),
         (f"--quantization {quantization}: use none", quantization != "none"),
     ):
         if is_there:
