@@ -21,10 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grammar import PEOPLE
 from step_trace import Trace, summary, write
 
 from octavo.cli import Command, Parser, command_parser, read_values
@@ -247,6 +249,19 @@ class Bench:
         elapsed = self.best(partial(self.run_fresh, number, num_in, params))
         return self.rates("sampled", elapsed, number * num_in, number * num_out)
 
+    def constrained(self) -> dict[str, float]:
+        """`sampled`, every row held to a JSON schema (an array of records that does not end), and its share of the
+        speed without one."""
+        number = self.options.num_prompts or 128
+        num_in, num_out = self.options.num_in or 128, self.options.num_out or 128
+        plain = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=num_out)
+        held = replace(plain, structured_outputs={"json": PEOPLE})
+        self.run_fresh(number, num_in, held)
+        plain_s = self.best(partial(self.run_fresh, number, num_in, plain))
+        held_s = self.best(partial(self.run_fresh, number, num_in, held))
+        show(f"constrained: {100 * plain_s / held_s:.1f}% of the speed without a schema ({plain_s:.3f} s)")
+        return self.rates("constrained", held_s, number * num_in, number * num_out) | {"plain_s": plain_s}
+
     def arrivals(self) -> dict[str, float]:
         """`--num-prompts` (100) requests by a clock (Poisson, `--rate` a second), 1024 -> 128, as a server sees them
         but without one: milliseconds to the first token and between tokens."""
@@ -283,6 +298,7 @@ WORKLOADS: dict[str, Callable[[Bench], Any]] = {
     "prefill": Bench.prefill,
     "prefix": Bench.shared_prefix,
     "sampled": Bench.sampled,
+    "constrained": Bench.constrained,
     "arrivals": Bench.arrivals,
 }
 

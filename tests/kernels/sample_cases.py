@@ -15,7 +15,8 @@ from torch import Tensor
 
 from octavo.kernels.reference import penalties as reference_penalties
 from octavo.kernels.reference import sample as reference
-from octavo.kernels.triton import penalties
+from octavo.kernels.reference import token_mask as reference_mask
+from octavo.kernels.triton import penalties, token_mask
 from octavo.kernels.triton import sample as kernel
 from octavo.kernels.triton.interpreter import is_interpreting, mend
 from octavo.kernels.triton.sample import Choice, Rows, Scratch
@@ -231,3 +232,22 @@ def test_penalties(vocab_size: int) -> None:
     penalties.apply_penalties(logits, slots, *tables)
     reference_penalties.apply_penalties(want, slots, *tables)
     torch.testing.assert_close(logits, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 4095, 4096, 9000])
+def test_token_mask(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    num_slots, num_words = 6, -(-vocab_size // 32)
+    mask_sw = torch.randint(-(2**31), 2**31, (num_slots + 1, num_words), generator=generator).int()
+    mask_sw[-1] = -1
+    slot_r = torch.tensor([3, 0, num_slots, 5, num_slots], dtype=torch.int64)
+    logits_rv = torch.randn(len(slot_r), vocab_size, generator=generator)
+    expected_rv = logits_rv.clone()
+    reference_mask.apply_token_mask(expected_rv, slot_r, mask_sw)
+    masked_rv = logits_rv.clone()
+    token_mask.apply_token_mask(masked_rv, slot_r, mask_sw)
+    assert torch.equal(masked_rv, expected_rv)
+    assert torch.equal(masked_rv[2], logits_rv[2])
+    word, bit = (vocab_size - 1) // 32, (vocab_size - 1) % 32
+    is_allowed_r = (mask_sw[slot_r, word] >> bit) & 1 == 1
+    assert torch.equal(masked_rv[:, -1] == -torch.inf, ~is_allowed_r)

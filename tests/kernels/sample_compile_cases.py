@@ -11,7 +11,7 @@ from sm90_compile import Compiled, compile_launch
 
 from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.kernels.reference.sample import SlotParameters
-from octavo.kernels.triton import last_rows, penalties
+from octavo.kernels.triton import last_rows, penalties, token_mask
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.sample import Choice, Rows, Scratch, launches
 
@@ -62,6 +62,14 @@ def test_penalties_compile() -> None:
     with offline_compile.record(penalties) as recorded:
         penalties.apply_penalties(
             empty(torch.float32, 8, 128_256), empty(torch.int64, 8), *tables, floats, floats, floats
+        )
+    assert offline_compile.compile_launch(*recorded[0]).spill_bytes == 0
+
+
+def test_token_mask_compiles() -> None:
+    with offline_compile.record(token_mask) as recorded:
+        token_mask.apply_token_mask(
+            empty(torch.float32, 8, 128_256), empty(torch.int64, 8), empty(torch.int32, 257, 4008)
         )
     assert offline_compile.compile_launch(*recorded[0]).spill_bytes == 0
 

@@ -90,6 +90,7 @@ fn first_parser(spec: &Spec, vocabulary: &Vocabulary) -> Result<Matcher, Grammar
         });
         match fault {
             Some(fault) => GrammarError::at("json", fault),
+            None if spec.schema().is_some() => GrammarError::at("json", format!("at #: {message}")),
             None => GrammarError::at(spec.form(), message),
         }
     })
@@ -98,6 +99,13 @@ fn first_parser(spec: &Spec, vocabulary: &Vocabulary) -> Result<Matcher, Grammar
 /// The parser's messages go on with its state.
 fn brief(message: &str) -> String {
     let message = message.split("\n<").next().unwrap_or_default().trim();
+    let message = match message {
+        text if text.starts_with("oneOf constraints") => {
+            "keyword \"oneOf\" is supported only where it shows that its schemas exclude each other (by type, by const, \
+             or by a required property's const or enum)"
+        }
+        text => text,
+    };
     message.chars().take(600).collect()
 }
 

@@ -10,7 +10,7 @@ type Check = fn(Place<'_>, &Value) -> Result<bool, SchemaError>;
 /// Longest string or list, and most properties, that a schema may ask for.
 const MAX_COUNT: u64 = 1_000_000;
 const MAX_PATTERN_BYTES: usize = 16 << 10;
-/// Every integer up to here is a double.
+/// Every integer below is a double, and no other integer rounds to it.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
 const TYPES: [&str; 7] = [
@@ -130,7 +130,7 @@ fn writable(place: Place<'_>, value: &Value) -> Result<(), SchemaError> {
     match value {
         Value::Null | Value::Bool(_) => Ok(()),
         Value::Number(number) => match number.as_f64() {
-            Some(value) if value.abs() <= MAX_EXACT => Ok(()),
+            Some(value) if value.abs() < MAX_EXACT => Ok(()),
             _ => Err(place.error(format!("holds {number}, beyond ±2^53"))),
         },
         Value::String(text) => plain_text(place, text),
@@ -205,7 +205,7 @@ fn pattern(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
 
 fn number(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
     match value.as_f64() {
-        Some(bound) if bound.abs() <= MAX_EXACT => Ok(true),
+        Some(bound) if bound.abs() < MAX_EXACT => Ok(true),
         Some(_) => Err(place.error(format!("is {value}; bounds beyond ±2^53 are not supported"))),
         None => Err(place.error(format!("must be a number, not {value}"))),
     }
@@ -271,6 +271,7 @@ fn exact_format(name: &str) -> Option<String> {
 /// What keywords mean together: `map` holds those that the parser is to see, and is changed to what it understands.
 pub fn check_together(map: &mut Map<String, Value>, path: &str) -> Result<(), SchemaError> {
     modernize_items(map);
+    open_choice(map);
     expand_format(map);
     check_unique_items(map, path)?;
     check_unevaluated(map, path)?;
@@ -289,6 +290,27 @@ fn modernize_items(map: &mut Map<String, Value>) {
             map.insert("items".into(), additional);
         }
     }
+}
+
+/// Of different constants, none or one can match: `oneOf` says the same as `anyOf`.
+fn open_choice(map: &mut Map<String, Value>) {
+    let Some(options) = map.get("oneOf").and_then(Value::as_array) else {
+        return;
+    };
+    let constants: Vec<_> = options.iter().map(|option| option.get("const")).collect();
+    let differ = |at: usize| {
+        constants[at]
+            .is_some_and(|value| is_plain(value) && !constants[..at].contains(&Some(value)))
+    };
+    let is_open = !map.contains_key("anyOf") && (0..constants.len()).all(differ);
+    if is_open && let Some(options) = map.shift_remove("oneOf") {
+        map.insert("anyOf".into(), options);
+    }
+}
+
+/// Neither a number, which has several spellings, nor made of parts.
+fn is_plain(value: &Value) -> bool {
+    value.is_string() || value.is_boolean() || value.is_null() || value.is_i64()
 }
 
 fn expand_format(map: &mut Map<String, Value>) {

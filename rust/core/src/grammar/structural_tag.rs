@@ -136,7 +136,7 @@ pub fn structural_tag_grammar(
 fn regex_escaped(text: &str) -> String {
     let mut pattern = String::new();
     for c in text.chars() {
-        if c.is_ascii_punctuation() {
+        if r"\.+*?()|[]{}^$#&-~".contains(c) {
             pattern.push('\\');
         }
         pattern.push(c);
