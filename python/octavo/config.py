@@ -255,6 +255,9 @@ class ServerConfig:
     admin_port: int | None = option(
         None, "Port of the /admin routes, apart from the API's; 0 takes a free one.", low=0, high=65535
     )
+    grpc_port: int | None = option(
+        None, "Port of the gRPC API (needs octavo[grpc]); 0 takes a free one; none without it.", low=0, high=65535
+    )
     profile_dir: str | None = option(
         None, "Folder of the traces that POST /admin/profile/stop writes; without it there are none."
     )

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -32,6 +32,9 @@ from octavo.server.console import LoadProgress, base_url, listening_line, ready_
 from octavo.server.context import ServerContext
 from octavo.server.http_protocol import HttpLimits, LimitedHttpProtocol
 from octavo.server.report import CallerFilter
+
+if TYPE_CHECKING:
+    from octavo.server.grpc.server import GrpcServer
 
 log = logging.getLogger("octavo.server")
 
@@ -98,6 +101,7 @@ class Service:
         elif private is not None:
             app = beside(app, private)
         self._servers.append((make_server(app, limits), listener))
+        self._grpc: GrpcServer | None = None
         self._stop = asyncio.Event()
 
     async def main(self) -> int:
@@ -106,6 +110,8 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        if self._config.grpc_port is not None:
+            self._grpc = _make_grpc(self._context, self._config.host, self._config.grpc_port)
         say(listening_line(self._url, self._llm.config.model.model))
         serving = asyncio.create_task(self._serve())
         stopping = asyncio.create_task(self._stop.wait())
@@ -128,6 +134,8 @@ class Service:
         async with asyncio.TaskGroup() as group:
             for server, listener in self._servers:
                 group.create_task(server.serve(sockets=[listener]))
+            if self._grpc is not None:
+                group.create_task(self._grpc.serve())
 
     async def _load(self) -> None:
         start_s = time.monotonic()
@@ -180,6 +188,8 @@ class Service:
         await self._context.drain(0)
         for server, _ in self._servers:
             server.should_exit = True
+        if self._grpc is not None:
+            self._grpc.should_exit = True
         await serving
         await self._llm.close()
         self._context.close()
@@ -196,6 +206,18 @@ class Service:
         if self._stop.is_set():
             os._exit(128 + number)  # the engine notices and ends itself
         self._stop.set()
+
+
+def _make_grpc(context: ServerContext, host: str, port: int) -> GrpcServer:
+    """The gRPC server, listening. ConfigError without its packages, or for a port that can't be had."""
+    from octavo.server.grpc.protocol import compiled
+
+    compiled()  # says what to install, before anything imports it
+    from octavo.server.grpc.server import GrpcServer
+
+    server = GrpcServer(context, host, port)
+    log.info("gRPC listens on %s:%d", host, server.port)
+    return server
 
 
 def run(engine_config: EngineConfig, config: ServerConfig) -> int:
