@@ -88,3 +88,34 @@ async def test_tc08_order_and_counts(client: httpx.AsyncClient) -> None:
     assert seen[0]["cache_read_input_tokens"] == 0
     assert seen[1] == whole["usage"]
     assert seen[1]["cache_read_input_tokens"] >= 32
+
+
+TOOL: Body = {
+    "name": "f",
+    "input_schema": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "f"}])
+async def test_tc08_tool_blocks(client: httpx.AsyncClient, choice: Body) -> None:
+    """A forced call is a call, also from a model that knows none: pieces join to JSON that its schema allows."""
+    body: Body = {"max_tokens": 80, "messages": [{"role": "user", "content": "weather"}], "tools": [TOOL]}
+    body |= {"tool_choice": {**choice, "disable_parallel_tool_use": True}, "temperature": 0}
+    told = await events(client, **body)
+    starts = [event for event in told if event["type"] == "content_block_start"]
+    assert [start["content_block"]["type"] for start in starts] == ["tool_use"]
+    assert [start["index"] for start in starts] == [0]
+    deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
+    assert {delta["type"] for delta in deltas} == {"input_json_delta"}
+    value = strict_json("".join(delta["partial_json"] for delta in deltas))
+    assert set(value) == {"a"}
+    assert isinstance(value["a"], int)
+    assert told[-2]["delta"]["stop_reason"] == "tool_use"
+    _, whole = await post(client, MESSAGES, body)
+    assert whole["content"][0]["input"] == value
+    assert (whole["content"][0]["name"], whole["stop_reason"]) == ("f", "tool_use")
