@@ -25,6 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.paging import for_products
 
 TILE: Final = 64
 MAX_SPLITS: Final = 16
@@ -118,6 +119,7 @@ def attention_kernel(
             q = q * q_norm * tl.load(q_gain_d + d).to(tl.float32)[None, :]
             q_swapped = q_swapped * q_norm * tl.load(q_gain_d + swapped).to(tl.float32)[None, :]
         q_gd = (rotate(q, q_swapped, cos[None, :], sin[None, :]) * score_scale).to(qkv.dtype.element_ty)
+        q_gd = for_products(q_gd, kv_cache)
         q_dg = tl.trans(q_gd)
         top_g = tl.full([GROUP_P2], -1e30, tl.float32)
         sum_g = tl.zeros([GROUP_P2], tl.float32)

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.triton.handles import launch
-from octavo.kernels.triton.paging import scaled, score_factors, tile_blocks, tile_keys
+from octavo.kernels.triton.paging import for_products, scaled, score_factors, tile_blocks, tile_keys
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ def decode_kernel(
         in_dim = dim_d < DIM
         q_offset = row.to(tl.int64) * q_stride + (head * GROUP + group_g)[None, :] * DIM + dim_d[:, None]
         q_dg = tl.load(q_ptr + q_offset, mask=in_dim[:, None] & in_group[None, :], other=0.0)
+        q_dg = for_products(q_dg, cache_ptr)
         cache_head = cache_ptr + head * BLOCK * DIM
         value_offset = KV_HEADS * BLOCK * DIM
         greatest_g = tl.full([GROUP_PAD], -1e30, tl.float32)

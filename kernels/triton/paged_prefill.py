@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.triton.handles import launch
-from octavo.kernels.triton.paging import scaled, score_factors, tile_blocks, tile_keys
+from octavo.kernels.triton.paging import for_products, scaled, score_factors, tile_blocks, tile_keys
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ def prefill_kernel(
         token_m = (start + query_m).to(tl.int64)
         inside_md = (head * GROUP + pair_m % GROUP)[:, None] * DIM + dim_d[None, :]
         q_md = tl.load(q_ptr + token_m[:, None] * q_stride + inside_md, mask=mask_md, other=0.0)
+        q_md = for_products(q_md, cache_ptr)
         position_m = length - queries + query_m
         oldest = length - queries + pair_tile * ROWS // GROUP
         newest = length - queries + tl.minimum((pair_tile * ROWS + ROWS - 1) // GROUP, queries - 1)

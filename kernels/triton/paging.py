@@ -1,4 +1,4 @@
-"""Device functions that the paged kernels share: addresses within blocks, scores, one step of online softmax.
+"""Device functions that the paged kernels share: addresses within blocks, scores, types of products.
 
 A tile is a run of TILE positions. Block ids are loaded one tile ahead of use by the callers: an id loaded inside the
 iteration that needs it keeps Triton from pipelining the K and V loads behind it.
@@ -35,6 +35,16 @@ def tile_keys(cache_head, blocks, tile, block_stride, BLOCK: tl.constexpr, TILE:
     else:  # noqa: RET505 - Triton compiles one of two branches, not what follows a return
         offset_p = (tile * TILE + tl.arange(0, TILE)) % BLOCK
         return cache_head + blocks.to(tl.int64) * block_stride + offset_p * DIM
+
+
+@triton.jit
+def for_products(q, cache_ptr):
+    """Queries in the type that keys, values and weights are multiplied in: their own, but fp16 for bf16 over an e4m3
+    cache, whose numbers fp16 holds exactly and gets in one instruction for two."""
+    if cache_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+        return q.to(tl.float16)
+    else:  # noqa: RET505 - Triton compiles one of two branches, not what follows a return
+        return q
 
 
 @triton.jit
