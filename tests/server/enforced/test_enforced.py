@@ -6,6 +6,7 @@ One engine process; each test has a server's context of its own around it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.events import ToolName, TurnMessage, TurnRequest
+from octavo.server.tools.base import Tools
+from octavo.server.tools.shape import CallShape
 from octavo.server.tools.table import TOOL_FORMATS
 from octavo.server.turn import Turn, collect
 
@@ -110,7 +113,7 @@ async def test_cut_before_the_end(llm: AsyncLLM, name: str, max_tokens: int) -> 
         check_calls(message)
 
 
-@pytest.mark.parametrize(("reasoning", "opens"), [("qwen3", "<think>"), ("mistral", "[THINK]")])
+@pytest.mark.parametrize(("reasoning", "opens"), [("qwen3", "<think>"), ("mistral", "[THINK]"), ("openai_gptoss", "")])
 async def test_required_after_reasoning(llm: AsyncLLM, reasoning: str, opens: str) -> None:
     """Reasoning that the prompt began is free; a budget ends it, and the call follows."""
     tools = "openai" if reasoning == "openai_gptoss" else "hermes"
@@ -136,13 +139,46 @@ async def test_json_or_a_call(llm: AsyncLLM) -> None:
             check_calls(message)
 
 
-@pytest.mark.parametrize("reasoning", ["none"])
+@pytest.mark.parametrize("reasoning", ["none", "qwen3", "openai_gptoss"])
 async def test_a_constraint_holds_for_the_answer(llm: AsyncLLM, reasoning: str) -> None:
     params = SamplingParams(max_tokens=200, n=2, temperature=1, seed=1, structured_outputs={"choice": ["yes", "no"]})
     messages = await answers(
         llm, "none", reasoning, tool_choice="none", thinking_budget=30 if reasoning != "none" else None, params=params
     )
     assert {message.content for message in messages} <= {"yes", "no"}
+
+
+STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+async def test_strict_tools_under_auto_leave_text_free(llm: AsyncLLM, name: str) -> None:
+    params = SamplingParams(max_tokens=40, temperature=1, seed=2)
+    [message] = await answers(llm, name, tools=STRICT, params=params)
+    assert message.finish_reason in ("length", "stop")
+    assert message.content or message.finish_reason == "stop"
+
+
+async def test_calls_of_strict_tools_are_right(llm: AsyncLLM) -> None:
+    """A model that says nothing but the mark of calls, as soon as it may, writes right calls."""
+    assert llm.tokenizer is not None
+    shape = CallShape(begin='<{"name": JSONNAME, "arguments": ', end="}>", trigger="<")
+    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    form = shape.when_called(Tools(tools), only_one=False)
+    params = SamplingParams(
+        max_tokens=400,
+        temperature=1,
+        seed=3,
+        logit_bias={llm.tokenizer.encode("<", False)[0]: 100},
+        structured_outputs={"structural_tag": {"type": "structural_tag", "format": form}},
+    )
+    text = ""
+    async for output in llm.generate("x", params):
+        text += output.outputs[0].text
+    calls = [json.loads(call) for call in re.findall(r"<(\{.*?\})>", text, re.DOTALL)]
+    assert len(calls) > 2
+    for call in calls:
+        assert call["arguments"] in (ALL_WEATHER if call["name"] == "get_weather" else [{}])
 
 
 async def test_schemas_that_no_grammar_can_hold(llm: AsyncLLM) -> None:
