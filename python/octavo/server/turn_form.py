@@ -101,8 +101,8 @@ class TurnForm:
             structural_tag={"type": "structural_tag", "format": form},
             start_after=reasoning.close if stage == "thinks" and reasoning is not None else None,
         )
-        if options is None:
-            return outputs
+        if options is None:  # calls, whose arguments models write on one line
+            return replace(outputs, whitespace_pattern="[ ]")
         return replace(
             outputs,
             disable_any_whitespace=options.disable_any_whitespace,

@@ -76,7 +76,7 @@ def encode_turn(context: ServerContext, request: TurnRequest) -> list[int]:
     tools = [_told(tool["function"]) for tool in offered_tools(request)]
     messages = request.messages
     if tools and not dialect.shows_tools:
-        messages = _with_instructions(messages, instructions(tools))
+        messages = _with_instructions(messages, instructions(tools, dialect.shape))
     options = {**effort_options(request.reasoning_effort), **request.template_options}
     encoder = context.encoder_of(options.pop("chat_template", None))
     return encoder.encode_chat(messages, tools=tools or None, **options)

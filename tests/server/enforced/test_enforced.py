@@ -67,6 +67,8 @@ async def answers(llm: AsyncLLM, parser: str, reasoning: str = "none", **fields:
 
 def check_calls(message: TurnMessage) -> None:
     """At least one call, all of them right, unless the answer was cut."""
+    if "\ufffd" in message.content:  # cut inside a character of a mark, which other models have a token for
+        return
     assert message.content == ""
     if message.finish_reason == "length":
         return
@@ -109,8 +111,7 @@ async def test_cut_before_the_end(llm: AsyncLLM, name: str, max_tokens: int) -> 
     """No markup shows, and no call looks complete."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0)
     [message] = await answers(llm, name, tool_choice=ToolName("get_weather"), params=params)
-    if "\ufffd" not in message.content:  # this model may be cut inside a character of a mark
-        check_calls(message)
+    check_calls(message)
 
 
 @pytest.mark.parametrize(("reasoning", "opens"), [("qwen3", "<think>"), ("mistral", "[THINK]"), ("openai_gptoss", "")])

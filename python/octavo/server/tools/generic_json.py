@@ -15,8 +15,7 @@ from octavo.server.tools.json_calls import UnmarkedCalls
 from octavo.server.tools.shape import CallShape
 
 INSTRUCTIONS = (
-    "You can call these functions (JSON Schema):\n{tools}\n"
-    'To call functions, answer with nothing but a JSON list: [{{"name": "...", "arguments": {{...}}}}]'
+    "You can call these functions (JSON Schema):\n{tools}\nTo call a function, answer with nothing but {example}"
 )
 
 
@@ -39,10 +38,11 @@ class GenericJsonCalls(UnmarkedCalls):
         self.content.flush()
 
 
-def instructions(tools: Iterable[Mapping[str, Any]]) -> str:
-    """What a model must be told when its template does not show it the tools."""
+def instructions(tools: Iterable[Mapping[str, Any]], shape: CallShape | None) -> str:
+    """What a model must be told when its template does not show it the tools; `shape` is how it shall write calls."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    return INSTRUCTIONS.format(tools="\n".join(lines))
+    written = shape or FORMAT.shapes[0]
+    return INSTRUCTIONS.format(tools="\n".join(lines), example=written.example)
 
 
 FORMAT = ToolFormat(

@@ -44,6 +44,12 @@ class CallShape:
     needs: str | None = None
     one_call: bool = False
 
+    @property
+    def example(self) -> str:
+        """A call in words."""
+        begin = self.begin.replace("JSONNAME", '"FUNCTION"').replace("NAME", "FUNCTION")
+        return f"{self.before}{begin}{{ARGUMENTS}}{self.end}{self.after}"
+
     def call(self, name: str, parameters: Mapping[str, Any]) -> Form:
         """A call of one function."""
         begin = self.begin.replace("JSONNAME", json.dumps(name)).replace("NAME", name)
