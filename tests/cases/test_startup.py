@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -40,7 +41,12 @@ def test_su01_lengths_that_do_not_fit(model: Path) -> None:
     memory = ("--kv-cache-memory-bytes", str(300 << 10))
     line = serve_fails("--model", str(model), *FLAGS, *memory, "--max-model-len", "1000")
     numbers = [int(found) for found in re.findall(r"\d+", line)]
-    options = {"dtype": "float32", "block_size": 16, "cpu_threads": 1, "kv_cache_memory_bytes": 300 << 10}
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "block_size": 16,
+        "cpu_threads": 1,
+        "kv_cache_memory_bytes": 300 << 10,
+    }
     fitting = []
     for length in sorted({number for number in numbers if 16 <= number < 1000}):
         try:
