@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo._core import encode_abort
 from octavo.errors import RequestError
 from octavo.structured_outputs import StructuredOutputs
 from tests.grammar.driver import EOS, Allowed, Driver, Row, accepted, spell, wander
@@ -122,8 +124,6 @@ def test_random_outputs_of_gbnf_are_json(driver: Driver) -> None:
     ],
 )
 def test_bad_constraints_are_refused(driver: Driver, fields: dict[str, Any], what: str) -> None:
-    import re
-
     [row] = driver.run([(fields, wander(0))])
     assert row.refusal is not None
     assert re.search(what, row.refusal, re.DOTALL), row.refusal
@@ -279,3 +279,31 @@ def test_equal_grammars_are_compiled_once_and_bad_ones_remembered(tmp_path: Path
     assert [row.text for row in first + again] == ["a"] * 3 + ["b"] * 3
     refused = driver.run([({"regex": "["}, spell("a"))] * 3)
     assert all(row.refusal == refused[0].refusal is not None for row in refused)
+
+
+def test_a_request_waits_for_its_grammar_alone(tmp_path: Path) -> None:
+    """It holds no row and stops nobody: the free request behind it starts in the first step."""
+    driver = Driver(tmp_path, num_rows=4)
+    rows: dict[int, Row] = {}
+    held = driver.add(StructuredOutputs(regex="[0-9]{2}").to_wire(), spell("42"), rows)
+    driver.add(b"", lambda row, allowed: EOS[0], rows)
+    plan = driver.core.step(None)
+    assert (plan.num_rows, plan.needs_masks) == (1, False)
+    assert driver.core.stats()["num_waiting"] == 1
+    driver.core.check()
+    assert held.finish is None
+    assert driver.core.wait(30), "the compiling thread wakes the loop"
+
+
+def test_a_request_that_leaves_while_its_grammar_is_compiled_is_forgotten(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, num_rows=4)
+    rows: dict[int, Row] = {}
+    driver.add(StructuredOutputs(regex="[0-9]{2}").to_wire(), spell("42"), rows)
+    assert driver.core.step(None).num_rows == 0
+    driver.core.add(encode_abort(next(iter(rows))))
+    driver.core.step(None)
+    driver.core.check()
+    assert driver.core.stats()["num_waiting"] == 0
+    assert len(driver.core.take_frames()) > 0
+    [row] = driver.run([({"regex": "[0-9]{2}"}, spell("17"))])
+    assert row.text == "17"
