@@ -19,6 +19,7 @@ const SHAPES: [(usize, usize); 5] = [
 ];
 /// Weights of one row are spread over as many bytes of matrices, so that they come from memory.
 const SPREAD_BYTES: usize = 192 << 20;
+const RUN_BYTES: usize = 16 << 20;
 const SECONDS: f64 = 0.15;
 
 fn option(name: &str) -> Option<String> {
@@ -91,7 +92,12 @@ fn bench(
                 .with_isa(isa)
         })
         .collect();
-    let calls = copies.max((1 << 28) / (rows * n * k));
+    // Short runs, so that some are not interrupted.
+    let calls = if rows == 1 {
+        (RUN_BYTES / bytes.len()).clamp(1, copies)
+    } else {
+        ((1 << 26) / (rows * n * k)).max(1)
+    };
     let x = vec![0.5; rows * k];
     let mut out = vec![0.0; rows * n];
     let mut quantized = Activations::new(rows, k);
@@ -106,7 +112,8 @@ fn bench(
     while times.len() < 5 || start.elapsed().as_secs_f64() < SECONDS {
         let start = Instant::now();
         pool.run(&|team| {
-            for matrix in matrices.iter().cycle().take(calls) {
+            let turn = matrices.iter().cycle().skip(times.len() * calls % copies);
+            for matrix in turn.take(calls) {
                 // SAFETY: each thread writes its own part of `out`, the same for every matrix.
                 unsafe { matrix.multiply(team, &input, &output) };
             }

@@ -1,5 +1,6 @@
 //! Which compiled kernel runs a format on an instruction set.
 
+#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
 use crate::activations::{self, Quantize};
@@ -10,7 +11,9 @@ use crate::lanes::{avx2::Ymm, avx512::Zmm};
 use crate::limits::{self, Peak};
 use crate::matrix::format::Format;
 use crate::matrix::integer::{Kind, Of};
-use crate::matrix::product::{Product, Run, floats, integers};
+#[cfg(target_arch = "x86_64")]
+use crate::matrix::product::Product;
+use crate::matrix::product::{Run, floats, integers};
 
 /// Functions compiled for an instruction set.
 macro_rules! compiled {

@@ -9,14 +9,16 @@ use crate::dispatch;
 use crate::isa::Isa;
 use crate::lanes::{Lanes, Numbers, STEPS};
 use crate::lines::Lines;
-use crate::pool::ThreadPool;
+use crate::pool::{Team, ThreadPool};
 
 /// Bytes that are read: more than any cache holds of it.
 const READ_BYTES: usize = 256 << 20;
+/// Bytes of a run, one piece after the other: short, so that some runs are not interrupted.
+const PIECE_BYTES: usize = 16 << 20;
 /// A measurement is the best of as many runs.
-const RUNS: usize = 5;
-/// Rounds of the arithmetic loops: some milliseconds.
-const ROUNDS: usize = 1 << 16;
+const RUNS: usize = 48;
+/// Rounds of the arithmetic loops: about a millisecond.
+const ROUNDS: usize = 1 << 14;
 
 /// Of all threads of a pool together.
 #[derive(Clone, Copy, Debug)]
@@ -49,11 +51,13 @@ pub fn measure_with(pool: &ThreadPool, isa: Isa) -> Limits {
 /// Bytes a second that the pool's threads read together.
 pub fn read_bytes(pool: &ThreadPool) -> f64 {
     let memory = Lines::zeroed(READ_BYTES);
-    let time = best(pool, |team| {
-        let part = team.share(READ_BYTES / 8, 512);
+    let time = best(pool, |run, team| {
+        let piece = run % (READ_BYTES / PIECE_BYTES) * (PIECE_BYTES / 8);
+        let part = team.share(PIECE_BYTES / 8, 512);
         // SAFETY: in bounds, and nobody writes.
         let words = unsafe {
-            std::slice::from_raw_parts(memory.start::<u64>().add(part.start), part.len())
+            let start = memory.start::<u64>().add(piece + part.start);
+            std::slice::from_raw_parts(start, part.len())
         };
         let mut sums = [0u64; 64];
         for line in words.as_chunks::<64>().0 {
@@ -63,7 +67,7 @@ pub fn read_bytes(pool: &ThreadPool) -> f64 {
         }
         black_box(sums);
     });
-    READ_BYTES as f64 / time.as_secs_f64()
+    PIECE_BYTES as f64 / time.as_secs_f64()
 }
 
 /// A loop of multiply-adds; how many it did.
@@ -71,7 +75,7 @@ pub type Peak = unsafe fn(usize) -> usize;
 
 fn macs(pool: &ThreadPool, peak: Peak) -> f64 {
     let done = AtomicUsize::new(0);
-    let time = best(pool, |_| {
+    let time = best(pool, |_, _| {
         // SAFETY: `dispatch` gives loops for instructions that the machine has.
         let count = unsafe { peak(ROUNDS) };
         done.store(count, Ordering::Relaxed);
@@ -79,10 +83,10 @@ fn macs(pool: &ThreadPool, peak: Peak) -> f64 {
     (done.into_inner() * pool.num_threads()) as f64 / time.as_secs_f64()
 }
 
-fn best(pool: &ThreadPool, f: impl Fn(&crate::pool::Team<'_>) + Sync) -> Duration {
-    let run = |_| {
+fn best(pool: &ThreadPool, f: impl Fn(usize, &Team<'_>) + Sync) -> Duration {
+    let run = |run| {
         let start = Instant::now();
-        pool.run(&f);
+        pool.run(&|team| f(run, team));
         start.elapsed()
     };
     (0..RUNS).map(run).min().unwrap_or_default()
