@@ -27,10 +27,11 @@ pub const fn block_bytes(bits: usize) -> usize {
 
 /// Store the numbers of row `lane` of the group (up to 32: the rest is zero). The block is zero there before.
 pub fn put(bits: usize, block: &mut [u8], lane: usize, codes: &[u8]) {
-    let mut padded = [0; 32];
+    let mut padded = [0u8; 32];
     padded[..codes.len()].copy_from_slice(codes);
     // The four columns of a step at once.
-    let step = |s: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| padded[4 * s + i]));
+    let words = padded.as_chunks::<4>().0;
+    let step = |s: usize| u32::from_le_bytes(words[s]);
     let mut write = |vector: usize, four: u32| {
         block[64 * vector + 4 * lane..][..4].copy_from_slice(&four.to_le_bytes());
     };
