@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 #[pyfunction]
 #[pyo3(signature = (
     *, request_id, prompt_token_ids, n, max_tokens, min_tokens, stop_token_ids, priority, cache_salt, deadline_s,
-    logprobs, prompt_logprobs, params, tenant = 0, weight = 1000, grammar = b"".as_slice(),
+    logprobs, prompt_logprobs, params, tenant = 0, weight = 1000, grammar = None,
 ))]
 fn encode_add<'py>(
     py: Python<'py>,
@@ -27,7 +27,7 @@ fn encode_add<'py>(
     params: &[u8],
     tenant: u64,
     weight: u32,
-    grammar: &[u8],
+    grammar: Option<&[u8]>,
 ) -> Bound<'py, PyBytes> {
     encode(
         py,
@@ -45,7 +45,7 @@ fn encode_add<'py>(
             deadline_s,
             logprobs,
             prompt_logprobs,
-            grammar: grammar.to_vec(),
+            grammar: grammar.unwrap_or_default().to_vec(),
             params: params.to_vec(),
         }),
     )
