@@ -178,8 +178,11 @@ class EmbeddedDecoder:
     """A decoder that runs in Rust: weights are loaded one by one, then `build`, `register`, then steps."""
 
     def __new__(cls) -> EmbeddedDecoder: ...
-    def load_matrix(self, layer: int, role: str, format: str, data: Buffer, n: int, k: int, *, wide: bool) -> None:
-        """A matrix [n, k] in a format of GGUF, kept so or (`wide`) as float32. ValueError: unknown format, wrong size."""
+    def load_matrix(
+        self, layer: int, role: str, format: str, data: Buffer, n: int, k: int, *, keep: str | None = None
+    ) -> None:
+        """A matrix [n, k] in a format of GGUF, kept so or, if it is one of floats or `keep` is F32, in the format `keep`.
+        ValueError: unknown format, wrong size."""
     def load_vector(self, layer: int, role: str, data: Buffer) -> None:
         """float32."""
     def build(
@@ -361,6 +364,9 @@ class OutputProcessor:
 
 def cpu_features() -> list[str]:
     """Instruction sets that the kernels may use here, best first."""
+
+def cpu_limits(num_threads: int) -> tuple[float, float, float]:
+    """(bytes read, int8 multiply-adds, f32 multiply-adds) a second of so many threads, measured in half a second."""
 
 def cpu_paged_attention(
     *,

@@ -62,13 +62,15 @@ class ModelConfig:
     revision: str | None = option(None, "Branch, tag or commit of a Hugging Face id.")
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto: bfloat16 where the device computes in it, else float32.",
+        "Type of weights and activations; auto: bfloat16 where the device computes in it, else float32. The embedded "
+        "runner computes in float32, and keeps plain weights, keys and values so; auto: as the checkpoint has them.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = option(
         "auto",
-        "Weights of linear layers: auto as the checkpoint has them, none in --dtype, fp8 in 8 bits (rounded at load).",
-        choices=("auto", "none", "fp8"),
+        "Weights of linear layers: auto as the checkpoint has them, none in --dtype; rounded at load: fp8, or (by the "
+        "embedded runner) int8 and int4.",
+        choices=("auto", "none", "fp8", "int8", "int4"),
     )
     load_format: str = option(
         "auto",
@@ -144,7 +146,7 @@ class ExecutionConfig:
 
     device: str = option("auto", "auto takes a CUDA device when there is one.", choices=("auto", "cpu", "cuda"))
     runner: str = option(
-        "torch",
+        "auto",
         "What executes steps: torch, embedded (on CPU, without torch), or auto, which takes embedded where it can run; "
         "fake makes up tokens (benches of everything else).",
         choices=("auto", "torch", "embedded", "fake"),

@@ -19,8 +19,23 @@ from octavo.worker.embedded_weights import load_weights
 class EmbeddedDriver:
     """Slots 0 .. 3 of 80 positions each, whose blocks are handed out in shuffled order."""
 
-    def __init__(self, folder: Path, *, dtype: str = "float32", block_size: int = 8, num_threads: int = 2) -> None:
-        values = {"model": str(folder), "dtype": dtype, "max_model_len": 80, "device": "cpu", "block_size": block_size}
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        block_size: int = 8,
+        num_threads: int = 2,
+        quantization: str = "auto",
+    ) -> None:
+        values = {
+            "model": str(folder),
+            "dtype": dtype,
+            "max_model_len": 80,
+            "device": "cpu",
+            "block_size": block_size,
+            "quantization": quantization,
+        }
         config = make_engine_config(values)
         plan = make_plan(config, find_model(config, lambda stage, fraction: None))
         per_slot = -(-80 // block_size)

@@ -47,6 +47,15 @@ def narrowed(weight: StoredWeight, dtype: str) -> StoredWeight:
     return StoredWeight(name, weight.shape, read)
 
 
+def widened(weight: StoredWeight) -> StoredWeight:
+    """A tensor as float32, whatever it is stored in."""
+
+    def read() -> npt.NDArray[np.uint8]:
+        return np.ascontiguousarray(as_float32(weight)).reshape(-1).view(np.uint8)
+
+    return StoredWeight("F32", weight.shape, read)
+
+
 def random_weight(shape: tuple[int, ...], generator: np.random.Generator) -> StoredWeight:
     """Matrices normal with deviation 0.02; vectors 1."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", "cpu")
 """Attention backends under which the decoder's own attention is meant."""
-QUANTIZATIONS = ("auto", "none")
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
 """Values of --quantization that it takes."""
 
 
@@ -80,7 +80,8 @@ def make_plan(config: EngineConfig, found: FoundModel) -> EmbeddedPlan:
     is_dummy = config.model.load_format == "dummy"
     stored = {} if is_dummy else stored_weights(found.source)
     dtype = config.model.dtype if config.model.dtype != "auto" else natural_dtype(found.model, stored)
-    resolved = replace(resolved, model=replace(resolved.model, dtype=dtype, quantization="none"))
+    quantization = "none" if config.model.quantization == "auto" else config.model.quantization
+    resolved = replace(resolved, model=replace(resolved.model, dtype=dtype, quantization=quantization))
     full = describe(found.model, found.model.max_position_embeddings)
     if not is_dummy:
         check_fit(full, stored)

@@ -13,11 +13,19 @@ import numpy as np
 from octavo._core import EmbeddedDecoder
 from octavo.config import ModelConfig
 from octavo.models.description import Description
-from octavo.models.plain_weights import as_float32, narrowed, random_weight
+from octavo.models.plain_weights import as_float32, narrowed, random_weight, widened
 from octavo.models.stored_weights import PLAIN, Place, StoredWeight, places
 
 if TYPE_CHECKING:
     from octavo.worker.base import Progress
+
+
+QUANTIZED = {"int8": "Q8_0", "int4": "Q4_1"}
+"""--quantization -> the format that plain numbers are quantized to."""
+BLOCK = 32
+"""Columns of a block of these formats."""
+KNOWN = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"})
+"""Quantized formats that the decoder computes with; others are widened to float32 first."""
 
 
 def load_weights(
@@ -37,13 +45,19 @@ def load_weights(
             values = as_float32(weight) + np.float32(shift)
             decoder.load_vector(place.layer, place.role, values.data.cast("B"))
         else:
-            _load_matrix(decoder, place, weight, config.dtype)
+            _load_matrix(decoder, place, weight, config)
         progress("weights", (done + 1) / len(wanted))
 
 
-def _load_matrix(decoder: EmbeddedDecoder, place: Place, weight: StoredWeight, dtype: str) -> None:
-    if weight.format in PLAIN and dtype != "float32":
-        weight = narrowed(weight, dtype)
+def _load_matrix(decoder: EmbeddedDecoder, place: Place, weight: StoredWeight, config: ModelConfig) -> None:
+    """Plain numbers are quantized where --quantization says so (but rows that are no whole blocks), else kept in
+    --dtype; quantized ones are kept as they are, or in float32 where --dtype asks for it."""
     rows, columns = place.shape
-    wide = dtype == "float32"
-    decoder.load_matrix(place.layer, place.role, weight.format, weight.read().data, rows, columns, wide=wide)
+    keep = QUANTIZED.get(config.quantization) if columns % BLOCK == 0 else None
+    if keep is None and config.dtype == "float32":
+        keep = "F32"
+    elif keep is None and weight.format in PLAIN:
+        weight = narrowed(weight, config.dtype)
+    if weight.format == "F64" or (weight.format not in KNOWN and weight.format not in PLAIN):
+        weight = widened(weight)
+    decoder.load_matrix(place.layer, place.role, weight.format, weight.read().data, rows, columns, keep=keep)

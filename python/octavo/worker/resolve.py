@@ -24,6 +24,8 @@ BACKENDS = {"cpu": "cpu", "cuda": "triton"}
 MAX_PROMPT_GRAPH_TOKENS = 2048
 GRAPH_SHARE = 4
 """Steps with prompts of a graph have at most so large a part of the tokens of the largest step."""
+EMBEDDED_QUANTIZATIONS = ("int8", "int4")
+"""Values of --quantization that torch does not run."""
 GRAPH_BACKENDS = frozenset({"triton", "flash"})
 """Backends whose decode steps are Triton kernels: they can run in a CUDA graph, and beside other fused kernels."""
 
@@ -159,6 +161,11 @@ def resolve_quantization(choice: str, model: NormalConfig, device: DeviceFacts, 
     An fp8 checkpoint is dequantized as it loads where the device, or the model's layers, have no fp8 products; weights
     that `fp8` asks to quantize are rounded then, and kept wide.
     """
+    if choice in EMBEDDED_QUANTIZATIONS:
+        raise ConfigError(
+            f"--quantization {choice} needs the embedded runner, which does not run this on {device.name}: use none",
+            "quantization",
+        )
     stored = "none" if model.quantization is None else model.quantization.method
     wanted = stored if choice == "auto" else choice
     if wanted == "none" or (is_native and device.has_fp8):

@@ -1,7 +1,7 @@
 //! CPU kernels on tensors' addresses. The Python side (`octavo.attention.cpu`) vouches for addresses and sizes;
 //! everything read through an index is checked in `octavo_cpu`.
 
-use octavo_cpu::{AttentionArgs, Isa, KernelError, WriteArgs};
+use octavo_cpu::{AttentionArgs, Isa, KernelError, ThreadPool, WriteArgs};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -12,6 +12,13 @@ fn to_py(error: KernelError) -> PyErr {
 #[pyfunction]
 fn cpu_features() -> Vec<&'static str> {
     Isa::available().iter().map(|isa| isa.name()).collect()
+}
+
+/// (bytes read, int8 multiply-adds, f32 multiply-adds) a second of so many threads.
+#[pyfunction]
+fn cpu_limits(py: Python<'_>, num_threads: usize) -> (f64, f64, f64) {
+    let limits = py.detach(|| octavo_cpu::limits::measure(&ThreadPool::new(num_threads)));
+    (limits.read_bytes, limits.int8_macs, limits.f32_macs)
 }
 
 #[pyfunction]
@@ -118,6 +125,7 @@ fn cpu_write_kv(
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
+    module.add_function(wrap_pyfunction!(cpu_limits, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_paged_attention, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_write_kv, module)?)
 }

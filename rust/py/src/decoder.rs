@@ -168,7 +168,7 @@ impl EmbeddedDecoder {
         }
     }
 
-    #[pyo3(signature = (layer, role, format, data, n, k, *, wide))]
+    #[pyo3(signature = (layer, role, format, data, n, k, *, keep=None))]
     fn load_matrix(
         &mut self,
         py: Python<'_>,
@@ -178,12 +178,13 @@ impl EmbeddedDecoder {
         data: &Bound<'_, PyAny>,
         n: usize,
         k: usize,
-        wide: bool,
+        keep: Option<&str>,
     ) -> PyResult<()> {
-        let format = format.parse().map_err(|e| to_py(DecoderError::Kernel(e)))?;
+        let parse = |name: &str| name.parse().map_err(|e| to_py(DecoderError::Kernel(e)));
+        let (format, keep) = (parse(format)?, keep.map(parse).transpose()?);
         let data = ByteBuffer::new(data, role)?;
         let weights = self.loading()?;
-        py.detach(|| weights.matrix(layer, role, format, data.bytes(), n, k, wide))
+        py.detach(|| weights.matrix(layer, role, format, data.bytes(), n, k, keep))
             .map_err(to_py)
     }
 

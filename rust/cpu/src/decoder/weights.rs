@@ -74,7 +74,7 @@ pub struct WeightsBuilder {
 }
 
 impl WeightsBuilder {
-    /// A matrix `[n, k]`, kept in its own format, or (`wide`) as f32.
+    /// A matrix `[n, k]`, kept in its own format or, if that is one of floats or `keep` is f32, in the format `keep`.
     pub fn matrix(
         &mut self,
         layer: i32,
@@ -83,12 +83,17 @@ impl WeightsBuilder {
         bytes: &[u8],
         n: usize,
         k: usize,
-        wide: bool,
+        keep: Option<Format>,
     ) -> Result<(), DecoderError> {
-        let mut matrix = Matrix::pack(format, bytes, n, k)?;
-        if wide && format != Format::F32 {
-            matrix = widened(&matrix)?;
-        }
+        let matrix = match keep {
+            Some(keep) if keep.is_integer() && !format.is_integer() => {
+                Matrix::quantize(keep, format, bytes, n, k)?
+            }
+            Some(Format::F32) if format != Format::F32 => {
+                widened(&Matrix::pack(format, bytes, n, k)?)?
+            }
+            _ => Matrix::pack(format, bytes, n, k)?,
+        };
         self.matrices.insert((layer, role.to_owned()), matrix);
         Ok(())
     }

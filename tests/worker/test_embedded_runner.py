@@ -1,0 +1,117 @@
+"""The embedded runner through the whole engine: the same tokens and logprobs as the torch runner, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.config import make_engine_config
+from octavo.errors import ConfigError
+from octavo.worker.base import make_runner as build_runner
+from octavo.worker.embedded import EmbeddedRunner
+
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "block_size": 4,
+    "num_gpu_blocks_override": 128,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 32,
+    "cpu_threads": 1,
+}
+PROMPTS = [[5, 9, 17, 23, 4], list(range(20, 70)), [99] * 9, [7, 7, 8]]
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0},
+    "cold": {"temperature": 0.3},
+    "top-k": {"top_k": 5},
+    "top-p": {"top_p": 0.6},
+    "top-k, top-p, hot": {"temperature": 1.7, "top_k": 40, "top_p": 0.9},
+    "min-p": {"min_p": 0.2},
+    "penalties": {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    "bias": {"logit_bias": {5: 6.0, 7: -100.0}},
+    "allowed": {"allowed_token_ids": [3, 50, 51, 52, 130]},
+    "min-tokens": {"temperature": 0.0, "min_tokens": 12, "stop_token_ids": list(range(3, 60))},
+    "several": {"n": 3, "temperature": 0.9},
+    "logprobs": {"temperature": 0.0, "logprobs": 4},
+    "prompt-logprobs": {"temperature": 0.0, "prompt_logprobs": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Path) -> Iterator[tuple[LLM, LLM]]:
+    """(torch, embedded) over one checkpoint."""
+    with (
+        LLM(str(folder), runner="torch", **OPTIONS) as torch_llm,
+        LLM(str(folder), runner="embedded", **OPTIONS) as llm,
+    ):
+        yield torch_llm, llm
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_as_torch(engines: tuple[LLM, LLM], case: str) -> None:
+    params = SamplingParams(**{"max_tokens": 20, "seed": 11, "detokenize": False, **CASES[case]})
+    expected, found = (llm.generate(PROMPTS, params) for llm in engines)
+    for want, got in zip(expected, found, strict=True):
+        assert [o.token_ids for o in got.outputs] == [o.token_ids for o in want.outputs]
+        assert [o.finish_reason for o in got.outputs] == [o.finish_reason for o in want.outputs]
+        for ours, theirs in zip(got.outputs, want.outputs, strict=True):
+            assert_same_logprobs(ours.logprobs, theirs.logprobs)
+        assert_same_logprobs(got.prompt_logprobs, want.prompt_logprobs)
+
+
+def assert_same_logprobs(found: Any, expected: Any) -> None:
+    assert (found is None) == (expected is None)
+    for ours, theirs in zip(found or (), expected or (), strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert list(ours) == list(theirs)
+            assert [o.rank for o in ours.values()] == [t.rank for t in theirs.values()]
+            np.testing.assert_allclose(
+                [o.logprob for o in ours.values()], [t.logprob for t in theirs.values()], atol=2e-4
+            )
+
+
+def test_prefixes_are_reused(engines: tuple[LLM, LLM]) -> None:
+    _, llm = engines
+    params = SamplingParams(max_tokens=6, temperature=0.0, detokenize=False)
+    prompt = [3 + i % 90 for i in range(61)]
+    first, second = llm.generate([prompt], params)[0], llm.generate([prompt], params)[0]
+    assert second.num_cached_tokens >= 56
+    assert second.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_auto_takes_it_on_the_cpu_and_says_why_not(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {**OPTIONS, "model": str(folder), "runner": "auto"}
+    runner = build_runner(make_engine_config(options), lambda stage, fraction: None)
+    assert isinstance(runner, EmbeddedRunner)
+    runner.close()
+    with caplog.at_level("INFO", logger="octavo.worker.choice"):
+        config = make_engine_config({**options, "attention_backend": "reference"})
+        other = build_runner(config, lambda stage, fraction: None)
+    assert not isinstance(other, EmbeddedRunner)
+    assert "--attention-backend is reference" in caplog.text
+    other.close()
+
+
+def test_what_it_cannot_run_is_refused(folder: Path) -> None:
+    config = make_engine_config({**OPTIONS, "model": str(folder), "runner": "embedded", "quantization": "fp8"})
+    with pytest.raises(ConfigError, match=r"--quantization fp8.*--runner auto"):
+        build_runner(config, lambda stage, fraction: None)
+
+
+def test_torch_is_not_imported(folder: Path) -> None:
+    code = (
+        "import sys; from octavo import LLM, SamplingParams\n"
+        f"with LLM({str(folder)!r}, runner='embedded', device='cpu', max_model_len=64) as llm:\n"
+        "    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3, detokenize=False))\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
