@@ -146,7 +146,7 @@ class ExecutionConfig:
 
     device: str = option("auto", "auto takes a CUDA device when there is one.", choices=("auto", "cpu", "cuda"))
     runner: str = option(
-        "auto",
+        "torch",
         "What executes steps: torch, embedded (on CPU, without torch), or auto, which takes embedded where it can run; "
         "fake makes up tokens (benches of everything else).",
         choices=("auto", "torch", "embedded", "fake"),

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::MACS_PER_THREAD;
 use super::description::Description;
 use super::rows::{cap, rms_norm};
 use super::weights::Weights;
@@ -64,7 +65,9 @@ impl Head {
         let (normed, logits) = (Shared::new(&mut self.normed), Shared::new(&mut self.logits));
         let quants = is_integer.then_some(&self.quants);
         let next = AtomicUsize::new(0);
-        call.pool.run(&|team: &Team<'_>| {
+        let macs = tokens.len() * vocab * hidden;
+        let num_threads = (macs / MACS_PER_THREAD).clamp(1, call.pool.num_threads());
+        call.pool.run_on(num_threads, &|team: &Team<'_>| {
             for row in team.share(tokens.len(), 1) {
                 let x = &call.hidden[tokens[row] * hidden..][..hidden];
                 // SAFETY: each row is one thread's.

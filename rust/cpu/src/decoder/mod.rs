@@ -32,6 +32,9 @@ use crate::pool::ThreadPool;
 use crate::sampling::{SlotSampling, gather};
 use crate::shared::Shared;
 
+/// Multiply-adds that a thread must have in a step to be worth waking and waiting for.
+const MACS_PER_THREAD: usize = 1 << 22;
+
 /// Sizes of the serving around a decoder.
 #[derive(Clone, Copy, Debug)]
 pub struct Serving {
@@ -177,12 +180,14 @@ impl Decoder {
             self.cache.address(),
             self.buffers.attended.as_mut_ptr(),
         );
+        let macs = self.weights.num_layer_weights() * self.batch.tokens.len();
+        let num_threads = (macs / MACS_PER_THREAD).clamp(1, self.pool.num_threads());
         self.attend.prepare(
             &self.description,
             &self.cache.shape,
             step,
             &self.slots,
-            self.pool.num_threads(),
+            num_threads,
             pointers,
         )?;
         let region = Region::new(
@@ -193,7 +198,7 @@ impl Decoder {
             &mut self.cache,
             &mut self.buffers,
         );
-        self.pool.run(&|team| region.run(team));
+        self.pool.run_on(num_threads, &|team| region.run(team));
         Ok(())
     }
 

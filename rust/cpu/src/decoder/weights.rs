@@ -32,6 +32,15 @@ pub struct Layer {
     pub output_norms: Option<(Vec<f32>, Vec<f32>)>,
 }
 
+impl Layer {
+    fn matrices(&self) -> [&Matrix; 7] {
+        [
+            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
+        ]
+        .map(|linear| &linear.matrix)
+    }
+}
+
 pub struct Weights {
     pub embed: Matrix,
     pub layers: Vec<Layer>,
@@ -45,22 +54,15 @@ impl Weights {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 
+    /// Numbers in the matrices of all layers: multiply-adds of a token.
+    pub fn num_layer_weights(&self) -> usize {
+        let matrices = self.layers.iter().flat_map(Layer::matrices);
+        matrices.map(|matrix| matrix.n() * matrix.k()).sum()
+    }
+
     pub fn num_bytes(&self) -> usize {
-        let of_layer = |layer: &Layer| {
-            [
-                &layer.q,
-                &layer.k,
-                &layer.v,
-                &layer.o,
-                &layer.gate,
-                &layer.up,
-                &layer.down,
-            ]
-            .iter()
-            .map(|linear| linear.matrix.num_bytes())
-            .sum::<usize>()
-        };
-        self.layers.iter().map(of_layer).sum::<usize>()
+        let matrices = self.layers.iter().flat_map(Layer::matrices);
+        matrices.map(Matrix::num_bytes).sum::<usize>()
             + self.embed.num_bytes()
             + self.head.as_ref().map_or(0, Matrix::num_bytes)
     }
