@@ -16,7 +16,8 @@ from octavo.kernels.triton.handles import launch, only_compiling
 TOKENS = 128
 """Tokens of a program."""
 
-ARRAYS = ["token_ptr", "position_ptr", "slot_ptr", "start_ptr", "last_ptr"]
+OUTPUTS = ["out_token_ptr", "out_position_ptr", "out_place_ptr"]
+ARRAYS = ["token_ptr", "position_ptr", "slot_ptr", "start_ptr", "last_ptr", *OUTPUTS]
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows", "table_stride"], do_not_specialize_on_alignment=ARRAYS)

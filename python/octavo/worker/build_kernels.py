@@ -11,9 +11,10 @@ import json
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,24 @@ class MetaSteps:
         self.kernels.apply_updates(self.slots.block_table_sb, ints(1, 3), self.kv_cache, copies)
 
 
+def few_layers(normal: NormalConfig) -> NormalConfig:
+    """The model with two layers of each kind, the first ones: others launch the same kernels."""
+    experts = normal.experts
+    sparse = [False] * normal.num_layers if experts is None else experts.is_sparse
+    seen: Counter[tuple[int, bool]] = Counter()
+    kept = []
+    for layer, kind in enumerate(zip(normal.layer_windows, sparse, strict=True)):
+        seen[kind] += 1
+        if seen[kind] <= 2:
+            kept.append(layer)
+    return replace(
+        normal,
+        num_layers=len(kept),
+        layer_windows=tuple(normal.layer_windows[layer] for layer in kept),
+        experts=experts and replace(experts, is_sparse=tuple(sparse[layer] for layer in kept)),
+    )
+
+
 def ints(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int32, device=META)
 
@@ -191,7 +210,7 @@ def rounds_of_jobs(order: Order) -> Iterator[list[Job]]:
     max_model_len, sizes = longest(order.config, order.normal), order.config.execution.cuda_graph_sizes
     collector = Collector()
     with handles.compiling(collector):
-        steps = MetaSteps.make(order.config, order.normal, order.quantization)
+        steps = MetaSteps.make(order.config, few_layers(order.normal), order.quantization)
         steps.update_tables()
         for kind in mixed_kinds(min(limits.max_num_seqs, limits.max_num_batched_tokens), max_model_len):
             steps.run(kind)
@@ -254,8 +273,9 @@ def main() -> int:
     for jobs in rounds_of_jobs(order):
         if first == 0:
             say(len(jobs))
-        else:
-            os.nice(NICE)  # the engine runs by now, perhaps
+        else:  # the engine runs by now, perhaps
+            os.nice(NICE)
+            processes = (processes + 1) // 2
         children += start_processes(jobs, first, processes)
         first += len(jobs)
     codes = [os.waitpid(child, 0)[1] for child in children]

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "triton", "flash")
 MAX_PROCESSES = 16
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""The build forks, which is no good beside threads that libraries start when they are imported."""
 SOURCES = ("kernels/triton", "layers/fused", "worker", "sampling")
 """Folders whose files decide which kernels there are."""
 MAJOR, MINOR = 75, 76
@@ -87,7 +89,9 @@ def start(config: EngineConfig, raw_config: Mapping[str, Any]) -> KernelBuild:
     if mark.exists():
         return KernelBuild(None)
     command = [sys.executable, "-m", "octavo.worker.build_kernels", str(mark)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=envs.child(**ONE_THREAD)
+    )
     assert process.stdin is not None, "it is a pipe"
     process.stdin.write(json.dumps(order).encode())
     process.stdin.close()
