@@ -126,6 +126,8 @@ LOAD_S = {"moe": 45.0}
 DEFAULT_LOAD_S = 30.0
 RATES = {"at once": (256, math.inf, 20.0), "10/s": (200, 10.0, 25.0), "20/s": (300, 20.0, 20.0)}
 """Rate of `SERVED` -> (requests, requests a second, seconds it takes)."""
+NOISE = 0.01
+"""Runs of the same thing differ by more."""
 START_S = {"llama": 90.0, "moe": 60.0}
 
 
@@ -299,8 +301,8 @@ def table(figures: Figures) -> str:
         value = figures[row.key]
         sign = 1 if row.better == "lower" else -1
         mark = "goal" if row.goal is not None and sign * value <= sign * row.goal else ""
-        if row.vllm is not None and sign * value > sign * row.vllm:
-            mark = "BEHIND"
+        if row.vllm is not None and sign * (value - row.vllm) > 0:
+            mark = "BEHIND" if abs(value - row.vllm) > NOISE * row.vllm else "even"
         numbers = "".join(f"{'' if v is None else f'{v:.4g}':>10}" for v in (value, row.vllm, row.goal))
         lines.append(f"{row.workload:<52}{row.metric:<30}{numbers}  {mark}")
     return "\n".join(lines)

@@ -56,6 +56,7 @@ def test_table_marks_what_is_behind(bench: ModuleType) -> None:
     step = bench.ROWS[0]
     assert step.metric == "step"
     assert bench.table({step.key: step.vllm + 1}).endswith("BEHIND")
+    assert bench.table({step.key: step.vllm * 1.005}).endswith("even")
     assert bench.table({step.key: step.goal}).endswith("goal")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from octavo.config import make_engine_config
+from octavo.models.config import normalize_config
 from octavo.worker import kernel_build
 from octavo.worker.device import DeviceFacts
 from octavo.worker.kernel_build import KernelBuild
@@ -118,12 +119,23 @@ def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatc
     assert list(tmp_path.glob("*/*.cubin"))
 
 
+def test_layers_of_every_kind_are_kept() -> None:
+    from octavo.worker.build_kernels import few_layers  # imports torch
+
+    layers = {**QWEN3, "num_hidden_layers": 6, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}
+    normal = normalize_config(layers)
+    kept = few_layers(normal)
+    assert kept.num_layers == len(kept.layer_windows) == 4
+    assert kept.layer_windows == (0, 0, 64, 64)
+    assert few_layers(kept) == kept
+
+
 def test_kinds_cover_one_row_and_all() -> None:
     kinds = mixed_kinds(max_rows=256, max_model_len=8192)
     prompts = {kind.num_rows for kind in kinds if kind.num_decode_rows == 0}
     assert prompts == {1, 129}
     assert {kind.num_decode_rows for kind in kinds} == {0, 1, 2, 4, 8, 16, 32, 64, 128}
-    assert {kind.max_kv_len for kind in kinds} == {256, 4096, 8192}
+    assert {kind.max_kv_len for kind in kinds} == {256, 8192}
     assert all(kind.num_rows <= 4 for kind in mixed_kinds(max_rows=4, max_model_len=100))
     assert [(kind.num_rows, kind.max_kv_len) for kind in decode_kinds([4, 1], 1000)] == [
         (1, 256), (4, 256), (1, 1000), (4, 1000),

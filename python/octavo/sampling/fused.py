@@ -32,8 +32,9 @@ class FusedChoice:
         where = Rows(rows.slot_s, rows.position_s, target.last_token_s, target.output_s)
         return sample(logits_sv, where, self._slots, self._scratch, choice, pdl=self._pdl)
 
-    def warm_up(self) -> None:
-        """Compile the kernels of every size of batch and way of choosing."""
+    def warm_up(self, *, limits: bool) -> None:
+        """Compile the kernels of every size of batch: of those with top-k, top-p or min-p, or of the others."""
+        choices = (Choice.LIMITED,) if limits else (Choice.GREEDY, Choice.PLAIN)
         device = self._slots.divisor_s.device
         sizes = sorted({min(most, self._max_rows) for most, _ in CHUNK_SIZES})
         ints_s = torch.zeros(1, dtype=torch.int32, device=device)
@@ -41,7 +42,7 @@ class FusedChoice:
         chosen = (
             launch
             for size in sizes
-            for choice in Choice
+            for choice in choices
             for launch in launches(
                 torch.empty(size, self._vocab_size, device=device), rows, self._slots, self._scratch, choice
             )

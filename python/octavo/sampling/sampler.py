@@ -101,10 +101,10 @@ class Sampler:
         )
         return FusedChoice(slots, max_rows, vocab_size)
 
-    def warm_up(self) -> None:
-        """Compile what would else be compiled at its first use."""
+    def warm_up(self, *, limits: bool) -> None:
+        """Compile what would else be compiled at its first use: what limited tokens (top-k, …) take, or the rest."""
         if self._fused is not None:
-            self._fused.warm_up()
+            self._fused.warm_up(limits=limits)
 
     def admit(self, new_rows: Iterable[NewRow]) -> None:
         """Take over the parameters of sequences that got slots in this step."""

@@ -222,8 +222,9 @@ def rounds_of_jobs(order: Order) -> Iterator[list[Job]]:
             device=META,
             max_fused_rows=rows_at_a_time(order.device, order.normal.vocab_size, limits.max_num_seqs),
         )
-        sampler.warm_up()
+        sampler.warm_up(limits=False)
         yield collector.take()
+        sampler.warm_up(limits=True)
         for kind in decode_kinds(sizes, max_model_len):
             steps.run(kind)
         for kind in graph_kinds(sizes, order.config.execution.prompt_graph_tokens or 0, max_model_len):

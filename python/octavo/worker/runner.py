@@ -179,13 +179,15 @@ class TorchRunner:
         for num_rows in self.config.execution.cuda_graph_sizes[-1:]:
             arenas.fill_null_rows(0, num_rows, 1)
             self._decode(arenas.upload(0), num_rows, self.plan.max_model_len)
-        self._sampler.warm_up()
+        self._sampler.warm_up(limits=False)
         torch.cuda.synchronize()
         self._progress("graphs", 1.0)
 
     def _capture_ahead(self) -> Iterator[str]:
         """Capture the graphs that the start left out, over rows of the null slot, and the usual ways of sampling, one
         at a time: requests may come in between."""
+        self._sampler.warm_up(limits=True)
+        yield "sampling kernels"
         for size, bound in self._graphs.missing():
             self._capture_decode(size, bound)
             yield f"graph of {size} rows, context {bound}"

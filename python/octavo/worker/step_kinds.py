@@ -43,10 +43,11 @@ def context_bounds(max_model_len: int) -> list[int]:
 
 
 def mixed_kinds(max_rows: int, max_model_len: int) -> list[StepKind]:
-    """Steps with prompts. One prompt row follows the decode rows; they are as short as they can be."""
+    """Steps with prompts. One prompt row follows the decode rows; they are as short as they can be. (Attention beside
+    prompts knows two classes of contexts only.)"""
     most = min(MIXED_ROWS, max_rows)
     counts = sorted({min(1 << power, most - 1) for power in range(most.bit_length())})
-    bounds = context_bounds(max_model_len)
+    bounds = sorted({min(CONTEXT_BOUNDS[0], max_model_len), max_model_len})
     kinds = [StepKind(count + 1, count, count + 1, 1, bound) for bound in bounds for count in counts]
     prompts = [StepKind(count, 0, count, max_model_len, max_model_len) for count in (1, most)]
     return [*prompts, *kinds]
