@@ -76,6 +76,23 @@ async def test_heads_that_do_not_end(port: int, start: bytes) -> None:
     assert await answer(reader) == (408, "too_slow")
 
 
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"POST /v1/messages?beta=true HTTP/1.1\r\nHost: x\r\n", "timeout_error"),
+        (b"GET /v1/models HTTP/1.1\r\nAnthropic-Version: 2023-06-01\r\nHost: x\r\nX: ", "timeout_error"),
+        (b"POST /v1/messages HTTP/1.1\r\n" + b"X-A: b\r\n" * 12, "request_too_large"),
+        (b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n", "timeout_error"),
+    ],
+)
+async def test_refusals_of_messages_are_in_their_words(port: int, head: bytes, kind: str) -> None:
+    reader, writer = await connect(port)
+    writer.write(head)
+    _, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    answer = json.loads(body)
+    assert (answer["type"], answer["error"]["type"]) == ("error", kind)
+
+
 async def test_a_head_that_drips_is_not_prolonged(port: int) -> None:
     reader, writer = await connect(port)
     reading = asyncio.create_task(answer(reader))

@@ -6,11 +6,14 @@ Not here: the size of bodies (middleware.py), what a request asks for (schema/).
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.server.errors import ApiError, UnavailableError, error_response
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,12 @@ class HttpLimits:
     """A client that reads nothing while an answer waits for it."""
 
 
-def _answer(status: str, message: str, code: str, kind: str = "invalid_request_error", more: str = "") -> bytes:
+def _answer(error: ApiError, scope: Scope) -> bytes:
     """A whole answer, after which the connection is closed."""
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
-    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n{more}"
-    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+    response = error_response(error, scope)
+    lines = [b"%b: %b" % header for header in response.raw_headers]
+    start = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()
+    return b"\r\n".join([start, *lines, b"connection: close", b"", bytes(response.body)])
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -53,10 +57,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             message = f"{self._limits.max_connections} connections are open (--max-connections); try again later"
-            text = _answer(
-                "503 Service Unavailable", message, "unavailable", "service_unavailable", "retry-after: 5\r\n"
-            )
-            self._refuse(text)
+            self._refuse(UnavailableError(message))
             return
         self._arm(self._limits.head_timeout_s, self._slow_head)
 
@@ -125,7 +126,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _slow_head(self) -> None:
         message = f"the request's head did not end within {self._limits.head_timeout_s:g} s"
-        self._refuse(_answer("408 Request Timeout", message, "too_slow"))
+        self._refuse(ApiError(408, message, code="too_slow"))
 
     def _check_body(self) -> None:
         if self._body_bytes >= self._limits.min_body_bytes:
@@ -136,15 +137,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return  # it was answered without its body: the end of the answer closes the connection
         limits = self._limits
         message = f"the body came with less than {limits.min_body_bytes} bytes in {limits.body_window_s:g} s"
-        self._refuse(_answer("408 Request Timeout", message, "too_slow"))
+        self._refuse(ApiError(408, message, code="too_slow"))
 
     def _refuse_head(self, message: str) -> None:
-        self._refuse(_answer("431 Request Header Fields Too Large", message, "headers_too_large"))
+        self._refuse(ApiError(431, message, code="headers_too_large"))
 
-    def _refuse(self, answer: bytes) -> None:
+    def _refuse(self, error: ApiError) -> None:
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
         self._disarm()
-        self.transport.write(answer)
+        self.transport.write(_answer(error, self._known_scope()))
         self.transport.close()
+
+    def _known_scope(self) -> Scope:
+        """What has come of the request's head: it says which API's words the answer is in."""
+        if self.scope is None:  # not a byte has come
+            return {"path": "", "headers": []}
+        return {"path": self.url.partition(b"?")[0].decode("latin-1"), "headers": self.headers}
