@@ -125,6 +125,7 @@ class AsyncLLM:
         deadline_s: float = 0.0,
         tenant: int = 0,
         weight: float = 1.0,
+        first_choice: int = 0,
     ) -> Stream:
         """Send a request; its deltas come through the stream.
 
@@ -133,6 +134,7 @@ class AsyncLLM:
             cache_salt: Requests share cached prefixes only within one salt.
             deadline_s: Seconds after which a request that still waits is refused; 0: none.
             tenant: Requests of different tenants take turns, in proportion to their `weight`s; 0: nobody in particular.
+            first_choice: The sequences draw as those from this one on of a larger `n` would, with the same seed.
 
         Raises:
             RequestError: The request is invalid for this model; nothing was sent.
@@ -147,6 +149,7 @@ class AsyncLLM:
             deadline_s=deadline_s,
             tenant=tenant,
             weight=weight,
+            first_choice=first_choice,
         )
         return self._client.connection.submit(request, request_id)
 

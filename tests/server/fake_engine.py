@@ -64,6 +64,7 @@ class Submitted:
     cache_salt: str
     tenant: int = 0
     weight: float = 1.0
+    first_choice: int = 0
 
 
 class FakeStream:
@@ -178,6 +179,7 @@ class FakeLLM:
         deadline_s: float = 0.0,
         tenant: int = 0,
         weight: float = 1.0,
+        first_choice: int = 0,
     ) -> FakeStream:
         assert self.facts is not None
         if len(prompt_token_ids) >= self.facts.max_model_len:
@@ -185,7 +187,7 @@ class FakeLLM:
         if any(not 0 <= i < self.facts.vocab_size for i in prompt_token_ids):
             raise RequestError("the prompt has a token id outside the vocabulary", "prompt")
         params.check_vocabulary(self.facts.vocab_size)
-        request = Submitted(list(prompt_token_ids), params, priority, cache_salt, tenant, weight)
+        request = Submitted(list(prompt_token_ids), params, priority, cache_salt, tenant, weight, first_choice)
         self.submitted.append(request)
         stream = FakeStream(self.script(request))
         self.streams.append(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,30 @@ async def test_a_slow_tool_is_given_up(llm: FakeLLM, scripted: Scripted, server:
     assert answer.output[1].error.type == "http_error"
     assert "0.5 s" in answer.output[1].error.message
     assert answer.output_text == "sorry"
+
+
+@pytest.mark.parametrize(("timeout_s", "drain_s", "cut"), [(0.3, 20, 0), (20, 0, 1)])
+async def test_a_drain_while_a_tool_works(
+    llm: FakeLLM, scripted: Scripted, server: ToolServerThread, timeout_s: float, drain_s: float, cut: int
+) -> None:
+    """What was admitted goes on to its answer, with further turns; at the end of the time it is told so."""
+    server.calls.clear()
+    config = ServerConfig(tool_server=[f"calc={server.url}"], tool_timeout_s=timeout_s, responses_store=2)
+    app = make_app(llm, config)  # type: ignore[arg-type]
+    context, client = app.state.context, client_of(app)
+    scripted.say([*call(0, "wait", "{}"), *CALLED], text("sorry"))
+    accepted = await create(client, background=True)
+    while not server.calls:
+        await asyncio.sleep(0)
+    assert not context.live
+    assert await context.drain(drain_s) == cut
+    kept = context.responses.get(accepted.id, "default")
+    await kept.task
+    assert not context.runs
+    if cut:
+        assert (kept.response["status"], "shut down" in kept.response["error"]["message"]) == ("failed", True)
+    else:
+        assert (kept.response["status"], len(scripted.turns)) == ("completed", 2)
 
 
 async def test_bounds_on_turns_and_calls(

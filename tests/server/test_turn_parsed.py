@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeDelta, FakeLLM, one_after_another, says
+from fake_engine import FakeDelta, FakeLLM, Item, Submitted, one_after_another, says
 
 from octavo._core import Tokenizer
 from octavo.config import ServerConfig
@@ -15,6 +15,8 @@ from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.events import ContentDelta, ToolCall, ToolName, TurnEvent, TurnMessage, TurnRequest
+from octavo.server.tenants.caller import Caller, calling
+from octavo.server.tenants.tenant import Tenant
 from octavo.server.turn import Turn, collect
 
 HI = [{"role": "user", "content": "hi"}]
@@ -107,7 +109,7 @@ async def test_each_choice_stops_alone(context: ServerContext, llm: FakeLLM) -> 
     llm.script = one_after_another(says("a END b"), says("c d"))
     _, messages = await turn_of(context, wants(params=SamplingParams(n=2, stop=("END",))))
     assert [message.content for message in messages] == ["a ", "c d"]
-    assert [submitted.params.n for submitted in llm.submitted] == [1, 1]
+    assert [(submitted.params.n, submitted.first_choice) for submitted in llm.submitted] == [(1, 0), (1, 1)]
 
 
 async def test_a_thinking_budget(context: ServerContext, llm: FakeLLM) -> None:
@@ -142,7 +144,26 @@ async def test_budgets_of_several_choices(context: ServerContext, llm: FakeLLM) 
     request = wants(thinking_budget=4, params=SamplingParams(n=3, max_tokens=60), tools=())
     _, messages = await turn_of(context, request)
     assert [(message.reasoning, message.content) for message in messages] == [("xxxx", "yes")] * 3
-    assert len(llm.submitted) == 6
+    assert sorted(submitted.first_choice for submitted in llm.submitted) == [0, 0, 1, 1, 2, 2]
+
+
+async def test_prompts_count_once(context: ServerContext, llm: FakeLLM) -> None:
+    """However often they are submitted: for each choice, and once more after a budget."""
+
+    def script(request: Submitted) -> list[Item]:
+        text = "yes" if 97 in request.token_ids else "<think>" + "x" * 9
+        items = says(text, piece=1)(request)
+        assert isinstance(items[0], list)
+        items[0][0].num_cached_tokens = 16
+        return items
+
+    llm.script = script
+    tenant = Tenant("t")
+    with calling(Caller(tenant)):
+        turn, _ = await turn_of(context, wants(thinking_budget=4, params=SamplingParams(n=2, max_tokens=60), tools=()))
+    assert len(llm.submitted) == 4
+    assert turn.generation.num_prompt_tokens == tenant.usage.num_prompt_tokens == turn.usage()["prompt_tokens"]
+    assert turn.generation.num_cached_tokens == tenant.usage.num_cached_tokens == 16
 
 
 async def test_no_room_after_the_budget(context: ServerContext, llm: FakeLLM) -> None:

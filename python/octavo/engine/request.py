@@ -104,8 +104,13 @@ class RequestFactory:
         deadline_s: float = 0.0,
         tenant: int = 0,
         weight: float = 1.0,
+        first_choice: int = 0,
     ) -> EngineRequest:
-        """Check a request against the model and resolve its defaults. RequestError names the field at fault."""
+        """Check a request against the model and resolve its defaults. RequestError names the field at fault.
+
+        Args:
+            first_choice: Its sequences draw as those from this one on of a larger `n` would.
+        """
         prompt = self._check_prompt(prompt_token_ids)
         self._check_params(params)
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
@@ -117,6 +122,7 @@ class RequestFactory:
             bad_words_ids=self._bad_words_ids(params.bad_words),
             eos_token_ids=eos,
             stop_token_ids=stop_token_ids,
+            **({"first_choice": first_choice} if first_choice else {}),
         )
         max_tokens = self._max_tokens(len(prompt), params)
         return EngineRequest(

@@ -33,7 +33,7 @@ IntArray = npt.NDArray[np.int32]
 @dataclass(frozen=True, slots=True)
 class AdmittedRow:
     """A sequence that got its slot: wire parameters (fields that differ from `SamplingParams`' defaults, and what the
-    engine resolved: seed, bad_words_ids, eos_token_ids, stop_token_ids) and the tokens it has."""
+    engine resolved: seed, first_choice, bad_words_ids, eos_token_ids, stop_token_ids) and the tokens it has."""
 
     slot: int
     index: int

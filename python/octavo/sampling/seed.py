@@ -29,7 +29,7 @@ class Seeds:
 
     def admit(self, row: AdmittedRow) -> None:
         self._seed.stage(row.slot, row.params.get("seed", 0))
-        self._index.stage(row.slot, row.index)
+        self._index.stage(row.slot, row.params.get("first_choice", 0) + row.index)
 
     def flush(self) -> None:
         self._seed.flush()

@@ -45,8 +45,12 @@ class CallRecord:
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self._prompts)
 
-    def count(self, deltas: list[Delta]) -> None:
-        """A batch has come. `ApiError` when it says that the engine could not go on with a sequence."""
+    def count(self, deltas: list[Delta], *, counts_prompt: bool = True) -> None:
+        """A batch has come. `ApiError` when it says that the engine could not go on with a sequence.
+
+        Args:
+            counts_prompt: Tokens of its prompt that were in the cache are news.
+        """
         now_s = time.perf_counter()
         if self._last_s:
             self._metrics.inter_token_s.observe(now_s - self._last_s)
@@ -60,7 +64,7 @@ class CallRecord:
             self.num_output_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 self.finish(delta.finish_reason, delta.stop_reason)
-            if delta.num_cached_tokens is not None and delta.index == 0:
+            if counts_prompt and delta.num_cached_tokens is not None and delta.index == 0:
                 self.num_cached_tokens += delta.num_cached_tokens
                 self._tenant.usage.num_cached_tokens += delta.num_cached_tokens
             if delta.queue_s is not None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.server.batch.service import Batches
     from octavo.server.generation import Generation
+    from octavo.server.responses.run import ResponseRun
 
 T = TypeVar("T")
 log = logging.getLogger("octavo.server")
@@ -63,6 +64,8 @@ class ServerContext:
         self.ending = False
         """The drain is one that ends with the server."""
         self.live: set[Generation] = set()
+        self.runs: set[ResponseRun] = set()
+        """Responses in flight: between two turns, while a server tool is called, they have no generation."""
         self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None, llm, self.keyring.all)
         self.settings = Settings.of(config)
         endpoint = config.otlp_traces_endpoint
@@ -187,14 +190,19 @@ class ServerContext:
         """Admit nothing more and wait for the calls in flight, then cut those that are left; how many those were."""
         self.draining = self.ending = True
         deadline_s = time.monotonic() + timeout_s
-        while self.live and time.monotonic() < deadline_s:
+        while (self.live or self.runs) and time.monotonic() < deadline_s:
             await asyncio.sleep(0.05)
+        error = UnavailableError("the server shut down before this request was finished")
+        waiting = [run for run in self.runs if run.is_between_turns]
+        for run in waiting:
+            log.warning("cut: a response that waits for a tool")
+            run.cut(error)
         cut = list(self.live)
         for generation in cut:
             record = generation.record
             log.warning("cut: %s after %d tokens", record.caller.request_id or "a call", record.num_output_tokens)
-            generation.cut(UnavailableError("the server shut down before this request was finished"))
-        return len(cut)
+            generation.cut(error)
+        return len(cut) + len(waiting)
 
     def abort(self, request_id: str) -> int:
         """End calls by their id (`x-request-id`), or by the id of their answer, which ends with it; how many."""

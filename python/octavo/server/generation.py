@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo._core import Delta
@@ -26,14 +26,21 @@ Batch = tuple[int, list[Delta]]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Ids, and the text they came from (None for a prompt given as ids)."""
+    """Ids, and the text they came from (None for a prompt given as ids).
+
+    `first_choice` is set where the choices of one prompt are submitted one by one: with a seed each draws its own.
+    """
 
     token_ids: list[int]
     text: str | None
+    first_choice: int = 0
 
 
 class Generation:
     """Submits on construction; iterate `batches` once, and `close` always.
+
+    Args:
+        goes_on: It goes on with work that was admitted before: a server that drains takes it.
 
     Raises:
         RequestError: A prompt does not fit the model; nothing was submitted then.
@@ -48,20 +55,23 @@ class Generation:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        goes_on: bool = False,
     ) -> None:
-        if context.draining:
+        if context.draining and not goes_on:
             raise UnavailableError("the server is shutting down")
         self.prompts = prompts
         self.n = params.n
         self._live = context.live
         tenant = caller.current().tenant
         params = tenant.limit_params(params)
-        self.record = CallRecord(context, prompts, params)
+        asked = [prompt for prompt in prompts if not prompt.first_choice]
+        self.record = CallRecord(context, asked, replace(params, n=params.n * len(prompts) // len(asked)))
         self.record.caller.hold()
         self._is_closed = False
         self._task = asyncio.current_task()
         self._cut: ApiError | None = None
         self._streams: list[Stream] = []
+        self._replaced: set[int] = set()
         self._arrived: asyncio.Queue[tuple[int, Stream, list[Delta] | Exception | None]] = asyncio.Queue()
         self._readers: list[asyncio.Task[None]] = []
         """Tasks that fill `_arrived`, when there are several streams."""
@@ -74,6 +84,7 @@ class Generation:
         try:
             for prompt in prompts:
                 self._streams.append(self._submit(prompt, params))
+            for prompt in asked:
                 tenant.count_prompt(len(prompt.token_ids))
         except BaseException as error:
             self.record.end(outcome_of(error))
@@ -90,11 +101,13 @@ class Generation:
             deadline_s=self._deadline_s,
             tenant=self._tenant.wire_id,
             weight=self._tenant.spec.weight,
+            first_choice=prompt.first_choice,
         )
 
     def replace(self, number: int, prompt: Prompt, params: SamplingParams) -> None:
         """End the stream of a prompt; what comes under its number from now on is another one's."""
         old = self._streams[number]
+        self._replaced.add(number)
         self._streams[number] = self._submit(prompt, self._tenant.limit_params(params))
         old.close()
         if self._readers:
@@ -142,11 +155,11 @@ class Generation:
                 while stream is not self._streams[0]:
                     stream = self._streams[0]
                     async for deltas in stream:
-                        record.count(deltas)
+                        self._count(0, deltas)
                         yield 0, deltas
             else:
                 async for batch in self._merged():
-                    record.count(batch[1])
+                    self._count(*batch)
                     yield batch
         except asyncio.CancelledError:
             if self._cut is None:
@@ -158,6 +171,11 @@ class Generation:
             record.end(outcome_of(error))
             raise
         record.end("ok")
+
+    def _count(self, number: int, deltas: list[Delta]) -> None:
+        """Note a batch; a prompt counts once, however often it was submitted."""
+        is_first = number not in self._replaced and not self.prompts[number].first_choice
+        self.record.count(deltas, counts_prompt=is_first)
 
     async def _merged(self) -> AsyncIterator[Batch]:
         """Batches of several streams in the order of arrival; streams that are replaced meanwhile are let go."""

@@ -79,4 +79,4 @@ class Thinking:
         if len(ids) >= self._max_model_len or (left is not None and left < 1):
             return None
         least = max(0, params.min_tokens - len(written))
-        return Prompt(ids, None), replace(params, n=1, max_tokens=left, min_tokens=least, prompt_logprobs=None)
+        return Prompt(ids, None, choice), replace(params, n=1, max_tokens=left, min_tokens=least, prompt_logprobs=None)

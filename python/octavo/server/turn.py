@@ -44,7 +44,9 @@ class Turn:
     `start` is the usual way to make one.
     """
 
-    def __init__(self, context: ServerContext, request: TurnRequest, token_ids: list[int]) -> None:
+    def __init__(
+        self, context: ServerContext, request: TurnRequest, token_ids: list[int], *, goes_on: bool = False
+    ) -> None:
         self.request = request
         self.prompt_rows: list[Row] = []
         """Log probabilities of the prompt's tokens but the first, once the first output has come; when asked for."""
@@ -56,22 +58,31 @@ class Turn:
         self._form = TurnForm(request, context.dialect)
         self._thinking = Thinking(context, request, self._form, token_ids)
         self._readers = self._make_readers()
-        prompts = [Prompt(self._thinking.begin(self._readers), None)]
-        params = self._engine_params(self._thinking.stage)
+        prompt = Prompt(self._thinking.begin(self._readers), None)
+        prompts, params = [prompt], self._engine_params(self._thinking.stage)
         if params.n > 1 and self._ends_alone:
-            prompts, params = prompts * params.n, replace(params, n=1)
-        self.generation = Generation(context, prompts, params, priority=request.priority, cache_salt=request.cache_salt)
+            prompts = [replace(prompt, first_choice=choice) for choice in range(params.n)]
+            params = replace(params, n=1)
+        self.generation = Generation(
+            context, prompts, params, priority=request.priority, cache_salt=request.cache_salt, goes_on=goes_on
+        )
 
     @classmethod
-    async def start(cls, context: ServerContext, request: TurnRequest, *, size_bytes: int) -> Turn:
+    async def start(
+        cls, context: ServerContext, request: TurnRequest, *, size_bytes: int, goes_on: bool = False
+    ) -> Turn:
         """Encode the messages (in a thread when `size_bytes`, the body's size, says that it takes long) and submit.
+
+        Args:
+            goes_on: It goes on with work that was admitted before: a server that drains takes it.
 
         Raises:
             RequestError: The messages, the tools or the parameters don't fit the model; nothing was submitted.
             UnavailableError: The server drains.
         """
         token_ids = await prompt_token_ids(context, request, size_bytes=size_bytes)
-        return cls(context, _fitted(request, context.facts.max_model_len - len(token_ids)), token_ids)
+        fitted = _fitted(request, context.facts.max_model_len - len(token_ids))
+        return cls(context, fitted, token_ids, goes_on=goes_on)
 
     def _make_readers(self) -> list[ChoiceReader]:
         """What reads each choice; empty when its text is content as it is."""

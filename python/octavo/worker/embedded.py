@@ -39,6 +39,8 @@ class RowSampling:
     frequency_penalty: float
     repetition_penalty: float
     seed: int
+    first_choice: int
+    """Added to the sequence's index where it keys what is drawn."""
     num_logprobs: int | None
     bias: list[tuple[int, float]]
     allowed: list[int] | None
@@ -61,6 +63,7 @@ class RowSampling:
             frequency_penalty=params.get("frequency_penalty", 0.0),
             repetition_penalty=params.get("repetition_penalty", 1.0),
             seed=params.get("seed", 0),
+            first_choice=params.get("first_choice", 0),
             num_logprobs=params.get("logprobs"),
             bias=[(int(token_id), value) for token_id, value in bias.items()],
             allowed=params.get("allowed_token_ids"),

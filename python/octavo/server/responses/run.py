@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
-from octavo.server.errors import UnavailableError, to_api_error
+from octavo.server.errors import ApiError, UnavailableError, to_api_error
 from octavo.server.events import ToolCallDelta, ToolCallStart, TurnEnd, TurnEvent, TurnRequest
 from octavo.server.responses.answer import Event, ResponseWriter
 from octavo.server.responses.items import Item, to_chat
@@ -90,9 +90,12 @@ class ResponseRun:
         self._num_calls = 0
         self._deadline_s = time.monotonic() + context.config.tool_loop_timeout_s
         self._usages: list[dict[str, Any]] = []
+        self._task: asyncio.Task[Any] | None = None
+        self._cut: ApiError | None = None
 
     async def start(self) -> None:
         """Ask for tools and submit the first turn. Errors as of `Turn.start`, in the words of this API."""
+        self._context.runs.add(self)
         await self._find_tools()
         for item in approved_calls(self._items):
             for name in self._tools.of(item.get("server_label"), item.get("name"))[:1]:
@@ -101,6 +104,17 @@ class ResponseRun:
                 self._approved.append(_Call(served, [str(item.get("arguments") or "")], item["id"]))
         if not self._approved:
             await self._start_turn(last=False)
+
+    @property
+    def is_between_turns(self) -> bool:
+        """Whether it waits for a tool, not for the model."""
+        return self._turn is None and self._task is not None
+
+    def cut(self, error: ApiError) -> None:
+        """End it between two turns, from outside: its reader gets `error`."""
+        if self._task is not None:
+            self._cut = error
+            self._task.cancel()
 
     async def _find_tools(self) -> None:
         await self._tools.list_into(self._box)
@@ -143,7 +157,9 @@ class ResponseRun:
                 request = await drop_oldest(self._context, request, size_bytes=self._size(request))
             if self._num_turns > 1:
                 request = self._within_budget(request)
-            self._turn = await Turn.start(self._context, request, size_bytes=self._size(request))
+            size_bytes = self._size(request)
+            has_begun = self._task is not None
+            self._turn = await Turn.start(self._context, request, size_bytes=size_bytes, goes_on=has_begun)
 
     def _within_budget(self, request: TurnRequest) -> TurnRequest:
         """Later turns get what earlier ones left of max_output_tokens."""
@@ -154,7 +170,20 @@ class ResponseRun:
         return replace(request, params=replace(self._params, max_tokens=max(1, most - used), min_tokens=0))
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Everything after the start; raises what turns raise."""
+        """Everything after the start; raises what turns raise, and what it was `cut` with."""
+        self._task = asyncio.current_task()
+        try:
+            async for events in self._turns():
+                yield events
+        except asyncio.CancelledError:
+            if self._cut is None or self._task is None:
+                raise
+            self._task.uncancel()
+            raise self._cut from None
+        finally:
+            self._context.runs.discard(self)
+
+    async def _turns(self) -> AsyncIterator[list[Event]]:
         opened = False
         if self._approved:
             yield self._opening()
@@ -174,6 +203,7 @@ class ResponseRun:
                     yield events
             self._usages.append(turn.usage())
             turn.close()
+            self._turn = None
             if said.reason not in ENDS:
                 raise UnavailableError("the response was ended by the server")
             if not said.calls or said.reason == "length":
@@ -261,6 +291,7 @@ class ResponseRun:
 
     def close(self) -> None:
         """Abort what still runs."""
+        self._context.runs.discard(self)
         if self._turn is not None:
             self._turn.close()
         self._tools.close()
