@@ -127,6 +127,17 @@ async def test_tc02_one_call_at_most(client: httpx.AsyncClient) -> None:
     assert [len(check(choice)) for choice in answer["choices"]] == [1] * 4
 
 
+async def test_sa01_choices_that_may_end_alone_draw_as_others(client: httpx.AsyncClient) -> None:
+    """Stop strings and one call at most are matched by the server, choice by choice: nothing else may change."""
+    body: Body = {**EVENING, "n": 3, "temperature": 1, "seed": 5, "max_tokens": 20}
+    together, alone, single = [
+        [choice["message"]["content"] for choice in (await post(client, CHAT, {**body, **more}))[1]["choices"]]
+        for more in ({}, {"stop": ["~~ never ~~"]}, {"parallel_tool_calls": False})
+    ]
+    assert together == alone == single
+    assert len(set(together)) == 3
+
+
 @pytest.mark.parametrize("content", [None, "missing", [], "", [{"type": "text", "text": "Let me look."}]])
 @pytest.mark.parametrize("result", ["18 degrees", [{"type": "text", "text": "18 degrees"}]])
 async def test_tc04_the_second_turn(client: httpx.AsyncClient, content: Any, result: Any) -> None:
