@@ -19,10 +19,19 @@ NUM_OUT = 16
 LENGTHS = (1, 7, 63, 64, 65, 200, 300)
 ROUNDS = (1, 6, 20)
 """Batches of so many requests at once: kernels differ by the number of rows."""
+STEP = 512
+"""Tokens of a step, so that prompts come in chunks beside others that decode."""
 MARGIN = 0.1
 """Logprob by which a first token must lead: bf16 rounds the logits (of size 5) of random models by less."""
 WIDE_MARGIN = 0.4
 """With 8-bit activations, which some kernels keep wide, and with experts, which are chosen by a hair."""
+SMALL = {
+    "load_format": "dummy",
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": 1 << 30,
+    "max_num_batched_tokens": STEP,
+    "prompt_graph_tokens": STEP,
+}
 REFERENCE = {"attention_backend": "reference", "decode_kernels": "plain", "enforce_eager": True, "overlap_depth": 1}
 
 
@@ -33,10 +42,12 @@ def check(shape: str, engine_options: dict[str, Any]) -> str:
     rng = random.Random(7)
     with tempfile.TemporaryDirectory(prefix="octavo-check-") as folder:
         write_shape(shape, Path(folder), NUM_LAYERS)
-        small = {**engine_options, "load_format": "dummy", "max_model_len": 512, "kv_cache_memory_bytes": 1 << 30}
+        small = {**engine_options, **SMALL}
         params = SamplingParams(temperature=0, max_tokens=NUM_OUT, ignore_eos=True)
         texts: list[tuple[list[int], list[int]]] = []
         with LLM(folder, **small) as llm:
+            for _ in llm._loop.runner.chores:  # graphs are captured, so that they run
+                pass
             for number in ROUNDS:
                 prompts = [[rng.randint(100, 10000) for _ in range(rng.choice(LENGTHS))] for _ in range(number)]
                 outputs = llm.generate(prompts, params, use_tqdm=False)
