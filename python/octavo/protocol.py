@@ -66,6 +66,21 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingFacts:
+    """What a model that does not generate makes of a text."""
+
+    num_outputs: int
+    """Numbers a text: the dimensions of an embedding, or one logit a label."""
+    labels: tuple[str, ...] = ()
+    """Of the logits; empty for embeddings."""
+    activation: str = "none"
+    """From logits to scores: "sigmoid", "softmax" or "none"."""
+    pairs: str = "segments"
+    """How a pair of texts becomes one input: "segments" (the tokenizer's own form) or "yes_no" (a question to a
+    decoder)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What an engine says of itself at the handshake."""
 
@@ -84,6 +99,10 @@ class ModelFacts:
     (chat_template.jinja, or in tokenizer_config.json); None for a model without a tokenizer."""
     default_sampling_params: dict[str, float]
     """What the checkpoint's generation_config.json recommends (temperature, top_k, top_p, repetition_penalty)."""
+    task: str = "generate"
+    """"generate", "embed", "score" or "classify"."""
+    pooling: PoolingFacts | None = None
+    """None for a model that generates."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -91,4 +110,8 @@ class ModelFacts:
     @classmethod
     def from_json(cls, body: bytes) -> ModelFacts:
         values = json.loads(body)
-        return cls(**{**values, "eos_token_ids": tuple(values["eos_token_ids"])})
+        values["eos_token_ids"] = tuple(values["eos_token_ids"])
+        pooling = values["pooling"]
+        if pooling is not None:
+            values["pooling"] = PoolingFacts(**{**pooling, "labels": tuple(pooling["labels"])})
+        return cls(**values)

@@ -31,6 +31,11 @@ FORBIDDEN = [
     ("octavo.server", ["torch", "octavo.worker", "octavo.models", "octavo.layers", "octavo.sampling"]),
     ("octavo.server.tools", ["octavo.server.schema", "octavo.server.routes"]),
     ("octavo.server.reasoning", ["octavo.server.schema", "octavo.server.routes"]),
+    ("octavo.pooling", ["octavo.engine", "octavo.server"]),
+    *(
+        (f"octavo.pooling.{name}", ["torch", "transformers"])
+        for name in ("recipe", "inputs", "answers", "jobs", "remote")
+    ),
     ("octavo.config", ["torch", "octavo.worker", "octavo.models"]),
     ("octavo.chat_template", ["torch", "transformers", "octavo.models"]),
 ]

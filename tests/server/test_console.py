@@ -32,12 +32,21 @@ def test_addresses(host: str, url: str) -> None:
     assert base_url(host, 8000) == url
 
 
-@pytest.mark.parametrize("chat", [True, False])
-def test_curl_line(chat: bool) -> None:
-    words = shlex.split(curl_line("http://h:1", "it's", chat=chat, needs_key=True))
+@pytest.mark.parametrize(
+    ("route", "path", "field"),
+    [
+        ("chat", "/v1/chat/completions", "messages"),
+        ("generate", "/v1/completions", "prompt"),
+        ("embed", "/v1/embeddings", "input"),
+        ("score", "/rerank", "documents"),
+        ("classify", "/classify", "input"),
+    ],
+)
+def test_curl_line(route: str, path: str, field: str) -> None:
+    words = shlex.split(curl_line("http://h:1", "it's", route=route, needs_key=True))
     assert words[0] == "curl"
-    assert words[1] == ("http://h:1/v1/chat/completions" if chat else "http://h:1/v1/completions")
+    assert words[1] == f"http://h:1{path}"
     assert "Authorization: Bearer $OCTAVO_API_KEY" in words
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "it's"
-    assert ("messages" in body) == chat
+    assert field in body

@@ -121,8 +121,8 @@ def test_index_without_hashes(index: Index, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"readme.txt": b"hi"}, r"holds no \.gguf file"),
-        ({"a.gguf": MODEL, "b.gguf": MODEL}, r"several \.gguf files \(tiny_model/a\.gguf, tiny_model/b\.gguf\)"),
+        ({"readme.txt": b"hi"}, r"holds no \.gguf file and no model folder"),
+        ({"a.gguf": MODEL, "b.gguf": MODEL}, r"several models \(tiny_model/a\.gguf, tiny_model/b\.gguf\)"),
     ],
 )
 def test_wheels_of_something_else(files: dict[str, bytes], message: str, index: Index, cache: Path) -> None:

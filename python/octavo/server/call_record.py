@@ -68,9 +68,13 @@ class CallRecord:
                 self.num_cached_tokens += delta.num_cached_tokens
                 self._tenant.usage.num_cached_tokens += delta.num_cached_tokens
             if delta.queue_s is not None:
-                self._metrics.queue_s.observe(delta.queue_s)
-                self._queue_s = self.caller.queue_s = max(self._queue_s or 0.0, delta.queue_s)
+                self.begun(delta.queue_s)
         self._tenant.count_output(self.num_output_tokens - before)
+
+    def begun(self, queue_s: float) -> None:
+        """A prompt has waited for so long before it ran."""
+        self._metrics.queue_s.observe(queue_s)
+        self._queue_s = self.caller.queue_s = max(self._queue_s or 0.0, queue_s)
 
     def finish(self, reason: str, why: int | str | None = None) -> None:
         """A sequence has ended. `ApiError` when it could not go on; a text says that its grammar failed."""

@@ -6,6 +6,7 @@ import json
 import logging
 import shlex
 import sys
+from typing import Any
 
 from octavo import logs
 from octavo.engine.progress import LoadBar
@@ -49,14 +50,23 @@ def base_url(host: str, port: int) -> str:
     return f"http://{reachable}:{port}"
 
 
-def curl_line(url: str, model: str, *, chat: bool, needs_key: bool) -> str:
-    """A command that asks the server for something."""
-    path, body = "/v1/completions", {"model": model, "prompt": "Once upon a time", "max_tokens": 32}
-    if chat:
-        path = "/v1/chat/completions"
-        body = {"model": model, "messages": [{"role": "user", "content": "What is an octavo?"}]}
+CHAT_ROUTE = "chat"
+# What is shown -> (path, body without the model).
+EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
+    CHAT_ROUTE: ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is an octavo?"}]}),
+    "generate": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}),
+    "embed": ("/v1/embeddings", {"input": ["What is an octavo?"]}),
+    "score": ("/rerank", {"query": "What is an octavo?", "documents": ["A book.", "An instrument."]}),
+    "classify": ("/classify", {"input": ["What a fine book!"]}),
+}
+
+
+def curl_line(url: str, model: str, *, route: str, needs_key: bool) -> str:
+    """A command that asks the server for something: `route` is a name of `EXAMPLES`."""
+    path, more = EXAMPLES[route]
     key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if needs_key else ""
-    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    body = shlex.quote(json.dumps({"model": model, **more}))
+    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {body}"
 
 
 def listening_line(url: str, model: str) -> str:
@@ -64,6 +74,6 @@ def listening_line(url: str, model: str) -> str:
     return f"listening on {url} (GET /ready tells how far loading is); loading {model}"
 
 
-def ready_lines(url: str, model: str, *, seconds: float, chat: bool, needs_key: bool) -> str:
+def ready_lines(url: str, model: str, *, seconds: float, route: str, needs_key: bool) -> str:
     """What is printed once requests are taken."""
-    return f"{model}: ready in {seconds:.1f} s at {url}\ntry: {curl_line(url, model, chat=chat, needs_key=needs_key)}"
+    return f"{model}: ready in {seconds:.1f} s at {url}\ntry: {curl_line(url, model, route=route, needs_key=needs_key)}"

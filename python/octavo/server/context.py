@@ -15,8 +15,9 @@ from octavo import envs
 from octavo.chat_template import ChatTemplate
 from octavo.config import ServerConfig
 from octavo.errors import ModelError, RequestError
+from octavo.pooling.inputs import InputEncoder
 from octavo.prompts import PromptEncoder
-from octavo.protocol import ModelFacts
+from octavo.protocol import ModelFacts, PoolingFacts
 from octavo.server.dialect import Dialect
 from octavo.server.errors import ApiError, UnavailableError
 from octavo.server.logprobs import TokenNames
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.server.batch.service import Batches
     from octavo.server.generation import Generation
+    from octavo.server.pooling_call import PoolingCall
     from octavo.server.responses.run import ResponseRun
 
 T = TypeVar("T")
@@ -49,6 +51,12 @@ _STATES = {
     "dead": "the engine is dead",
     "draining": "the server is shutting down",
 }
+_DOES = {
+    "generate": "generates text",
+    "embed": "makes embeddings",
+    "score": "scores pairs of texts",
+    "classify": "classifies texts",
+}
 
 
 class ServerContext:
@@ -63,7 +71,7 @@ class ServerContext:
         self.draining = False
         self.ending = False
         """The drain is one that ends with the server."""
-        self.live: set[Generation] = set()
+        self.live: set[Generation | PoolingCall] = set()
         self.runs: set[ResponseRun] = set()
         """Responses in flight: between two turns, while a server tool is called, they have no generation."""
         self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None, llm, self.keyring.all)
@@ -78,6 +86,7 @@ class ServerContext:
         """Set by the app when --batch-dir is given."""
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None
+        self._input_encoder: InputEncoder | None = None
         self._dialect: Dialect | None = None
         self._token_names: TokenNames | None = None
         self._small_text_s = INLINE_S  # nothing is known of the template yet
@@ -141,6 +150,33 @@ class ServerContext:
             template = ChatTemplate.from_folder(facts.tokenizer_path, self.config.chat_template)
             self._encoder = PromptEncoder(self.llm.tokenizer, template, facts.tokenizer_path, facts.max_model_len)
         return self._encoder
+
+    def check_task(self, *tasks: str) -> None:
+        """`check_ready`, and 400 unless the model does one of these tasks ("generate", "embed", …)."""
+        self.check_ready()
+        task = self.facts.task
+        if task not in tasks:
+            raise ApiError(
+                400,
+                f"this route needs a model that {' or '.join(_DOES[each] for each in tasks)}; "
+                f"{self.names[0]} is served as one that {_DOES[task]} (--task {task})",
+                param="model",
+                code="wrong_task",
+            )
+
+    @property
+    def pooling(self) -> PoolingFacts:
+        """Only after `check_task` of a task that is not "generate"."""
+        pooling = self.facts.pooling
+        assert pooling is not None
+        return pooling
+
+    @property
+    def input_encoder(self) -> InputEncoder:
+        """Likewise."""
+        if self._input_encoder is None:
+            self._input_encoder = InputEncoder(self.facts)
+        return self._input_encoder
 
     @property
     def dialect(self) -> Dialect:

@@ -23,6 +23,7 @@ from octavo.server.schema.admin import AbortRequest, DrainRequest, NoRequest, Se
 from octavo.server.schema.batches import BatchRequest, UploadForm
 from octavo.server.schema.chat import ChatRequest
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.pooling import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from octavo.server.schema.sampling import FIELDS
 from octavo.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -51,6 +52,10 @@ BODIES: Mapping[tuple[str, str], Body] = {
     ("POST", "/v1/files"): Body(UploadForm, media_type="multipart/form-data"),
     ("POST", "/v1/batches"): Body(BatchRequest),
     ("POST", "/v1/batches/{id}/cancel"): Body(NoRequest),
+    ("POST", "/v1/embeddings"): Body(EmbeddingRequest),
+    **{("POST", path): Body(RerankRequest) for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
+    **{("POST", path): Body(ScoreRequest) for path in ("/score", "/v1/score")},
+    **{("POST", path): Body(ClassifyRequest) for path in ("/classify", "/v1/classify")},
     ("POST", "/tokenize"): Body(TokenizeRequest),
     ("POST", "/detokenize"): Body(DetokenizeRequest),
     ("POST", "/admin/abort"): Body(AbortRequest),

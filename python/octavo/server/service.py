@@ -28,7 +28,7 @@ from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig, ServerConfig
 from octavo.errors import ConfigError, OctavoError
 from octavo.server.app import beside, make_admin_app, make_app
-from octavo.server.console import LoadProgress, base_url, listening_line, ready_lines, say
+from octavo.server.console import CHAT_ROUTE, LoadProgress, base_url, listening_line, ready_lines, say
 from octavo.server.context import ServerContext
 from octavo.server.http_protocol import HttpLimits, LimitedHttpProtocol
 from octavo.server.report import CallerFilter
@@ -145,8 +145,8 @@ class Service:
         finally:
             progress.close()
         has_template = self._context.encoder.template.source is not None
-        names = self._context.names
-        if not has_template and self._llm.tokenizer is not None:
+        names, task = self._context.names, self._context.facts.task
+        if not has_template and task == "generate" and self._llm.tokenizer is not None:
             log.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         if self._context.batches is not None:
             await self._context.batches.runner.resume()
@@ -156,7 +156,7 @@ class Service:
             self._url,
             names[0],
             seconds=time.monotonic() - start_s,
-            chat=has_template,
+            route=CHAT_ROUTE if has_template and task == "generate" else task,
             needs_key=self._context.keyring.needs_key,
         )
         say(lines)

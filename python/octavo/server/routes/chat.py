@@ -24,7 +24,7 @@ from octavo.server.turn import Turn, collect
 async def chat(request: Request) -> Response:
     """Answer chat messages, in one piece or streamed."""
     context = ServerContext.of(request)
-    context.check_ready()
+    context.check_task("generate")
     body, size_bytes = await read_json(request)
     wanted, turn_request = parse_chat(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)

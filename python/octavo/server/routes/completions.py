@@ -27,7 +27,7 @@ from octavo.server.tenants import caller
 async def completions(request: Request) -> Response:
     """Continue prompts, in one piece or streamed."""
     context = ServerContext.of(request)
-    context.check_ready()
+    context.check_task("generate")
     body, size_bytes = await read_json(request)
     wanted, params = parse_completion(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)

@@ -18,7 +18,7 @@ from octavo.server.turn import Turn, prompt_token_ids
 async def messages(request: Request) -> Response:
     """Answer a conversation, in one piece or streamed."""
     context = ServerContext.of(request)
-    context.check_ready()
+    context.check_task("generate")
     body, size_bytes = await read_json(request)
     wanted, turn_request = parse_messages(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
@@ -44,7 +44,7 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Length of the prompt that `messages` would run."""
     context = ServerContext.of(request)
-    context.check_ready()
+    context.check_task("generate")
     body, size_bytes = await read_json(request)
     wanted, turn_request = parse_count(body)
     context.check_model(wanted.model)

@@ -39,7 +39,7 @@ class _Asked:
 
 
 async def _read(request: Request, context: ServerContext) -> _Asked:
-    context.check_ready()
+    context.check_task("generate")
     body, size_bytes = await read_json(request)
     wanted, params = parse_responses(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
