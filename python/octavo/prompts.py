@@ -10,7 +10,8 @@ import copy
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ class PromptEncoder:
         """Ids of a plain prompt. A begin token that the text already has is not added again."""
         tokenizer = self._need_tokenizer()
         self.check_length(text, "prompt")
-        ids = tokenizer.encode(text, add_special_tokens)
+        with _whole_characters("prompt"):
+            ids = tokenizer.encode(text, add_special_tokens)
         return self._without_second_bos(text, ids) if add_special_tokens else ids
 
     def _without_second_bos(self, text: str, ids: list[int]) -> list[int]:
@@ -76,11 +78,12 @@ class PromptEncoder:
         (hidden, hidden_tools), literals = self._hide_literals((messages, tools), typed)
         text = self.template.render(hidden, tools=hidden_tools, **options)
         self.check_length(text, "messages")
-        if not literals:
-            ids = tokenizer.encode(text, add_special_tokens)
-        else:
-            added = tokenizer.encode("", True)[:1] if add_special_tokens else []
-            ids = [*(added if added == [self._bos_id] else []), *self._encode_around(text, literals)]
+        with _whole_characters("messages"):
+            if not literals:
+                ids = tokenizer.encode(text, add_special_tokens)
+            else:
+                added = tokenizer.encode("", True)[:1] if add_special_tokens else []
+                ids = [*(added if added == [self._bos_id] else []), *self._encode_around(text, literals)]
         return self._without_second_bos(text, ids) if add_special_tokens else ids
 
     def check_length(self, text: str, param: str) -> None:
@@ -169,6 +172,15 @@ class PromptEncoder:
                 ids.append(token_id)
             plain += piece[at:]
         return ids + (self._plain.encode(plain, False) if plain else [])
+
+
+@contextmanager
+def _whole_characters(param: str) -> Iterator[None]:
+    """Half of a surrogate pair in text (an escape in the arguments of an earlier call) is the request's fault."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise RequestError(f"{param}: the text has half of a surrogate pair", param=param) from None
 
 
 def _all_text(value: object) -> str:

@@ -85,3 +85,11 @@ def test_no_tokenizer_means_token_ids_only() -> None:
     encoder = PromptEncoder(None, ChatTemplate(None, {}), None, 100)
     with pytest.raises(RequestError, match="token ids"):
         encoder.encode("x")
+
+
+def test_halves_of_surrogate_pairs_are_refused(encoder: PromptEncoder) -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        encoder.encode("a\ud800")
+    for text in ("a\ud800", "<|im_end|>\udc00"):
+        with pytest.raises(RequestError, match="surrogate"):
+            encoder.encode_chat([{"role": "user", "content": text}])

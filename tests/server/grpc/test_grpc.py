@@ -75,7 +75,17 @@ async def test_logprobs_and_stop_reasons(stub: Any, llm: FakeLLM) -> None:
         (request(temperature=-1.0), "INVALID_ARGUMENT", "temperature"),
         (request(n=1000), "INVALID_ARGUMENT", "n must be"),
         (MESSAGES.GenerateRequest(messages_json="{"), "INVALID_ARGUMENT", "messages_json is not JSON"),
-        (MESSAGES.GenerateRequest(messages_json="[" * 100_000), "INVALID_ARGUMENT", "messages_json is not JSON"),
+        (
+            MESSAGES.GenerateRequest(messages_json="[" * 100_000),
+            "INVALID_ARGUMENT",
+            "messages_json is nested too deeply",
+        ),
+        (
+            MESSAGES.GenerateRequest(messages_json='[{"role": "user", "content": "\\ud800"}]'),
+            "INVALID_ARGUMENT",
+            "messages_json has half of a surrogate pair",
+        ),
+        (MESSAGES.GenerateRequest(text="hi", request_id="no id"), "INVALID_ARGUMENT", "request_id must be"),
         (MESSAGES.GenerateRequest(messages_json='{"a": 1}'), "INVALID_ARGUMENT", "messages"),
         (
             MESSAGES.GenerateRequest(token_ids=MESSAGES.TokenIds(ids=[10**6])),

@@ -80,6 +80,8 @@ async def answering(
     context: ServerContext, call: grpc.aio.ServicerContext, request_id: str = ""
 ) -> AsyncIterator[Caller]:
     """A call of a tenant within its limits; what is raised inside becomes the call's status."""
+    if request_id and not _REQUEST_ID.fullmatch(request_id):
+        await abort(call, ApiError(400, "request_id must be 1 to 128 letters, digits, '.', '_', ':' or '-'"))
     headers = headers_of(call.invocation_metadata())
     tenant = context.keyring.find(headers) or context.keyring.everybody
     wanted = request_id or headers.get("x-request-id", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.generation import Prompt
+from octavo.server.schema.parse import load_value
 from octavo.server.schema.tokenize import TokenizeRequest, parse_tokenize
 
 LISTS = ("stop", "stop_token_ids", "bad_words")
@@ -47,6 +47,6 @@ def make_prompt(context: ServerContext, request: Any) -> Prompt:
 
 def _json(text: str, param: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{param} is not JSON: {error}", param=param) from error
+        return load_value(text.encode(), param)
+    except RequestError as error:
+        raise RequestError(str(error), param=param, code=error.code) from None

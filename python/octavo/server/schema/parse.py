@@ -34,28 +34,34 @@ _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a s
 
 def load_json(body: bytes) -> dict[str, Any]:
     """The body's JSON object. `RequestError` says what is wrong with it."""
+    value = load_value(body, "the body")
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    return value
+
+
+def load_value(body: bytes, what: str) -> Any:
+    """Any JSON value within the bounds of requests. `RequestError` says what is wrong with `what`."""
     if len(body) > MAX_VALUES and body.count(b",") > MAX_VALUES:
-        raise RequestError(f"the body has more than {MAX_VALUES} values", code=TOO_MANY)
+        raise RequestError(f"{what} has more than {MAX_VALUES} values", code=TOO_MANY)
     try:
         text = body.decode("utf-8")
         value = json.loads(text)
         if _SURROGATE.search(body):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8: bad byte at offset {error.start}", code="invalid_json") from error
+        raise RequestError(f"{what} is not UTF-8: bad byte at offset {error.start}", code="invalid_json") from error
     except UnicodeEncodeError as error:
-        raise RequestError("the body has half of a surrogate pair in a string", code="invalid_json") from error
+        raise RequestError(f"{what} has half of a surrogate pair in a string", code="invalid_json") from error
     except json.JSONDecodeError as error:
-        message = f"the body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        message = f"{what} is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
         raise RequestError(message, code="invalid_json") from error
     except RecursionError as error:
-        raise RequestError("the body is nested too deeply", code="invalid_json") from error
+        raise RequestError(f"{what} is nested too deeply", code="invalid_json") from error
     except ValueError as error:  # integers of thousands of digits
-        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
+        raise RequestError(f"{what} is not JSON: {error}", code="invalid_json") from error
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(value) > MAX_DEPTH:
-        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
-    if not isinstance(value, dict):
-        raise RequestError("the body must be a JSON object", code="invalid_json")
+        raise RequestError(f"{what} is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
     return value
 
 
