@@ -44,7 +44,9 @@ def quantized_norm_kernel(
         x_m = (x_m.to(tl.float32) + residual_m.to(tl.float32)).to(x_m.dtype)
         tl.store(residual_ptr + row * DIM + dim_m, x_m, mask=inside)
     wide_m = x_m.to(tl.float32)
-    normed_m = (wide_m * tl.rsqrt(tl.sum(wide_m * wide_m, 0) / DIM + eps)).to(x_m.dtype)
+    normed_m = wide_m * tl.rsqrt(tl.sum(wide_m * wide_m, 0) / DIM + eps)
+    if gain_m.dtype != tl.float32:
+        normed_m = normed_m.to(x_m.dtype)
     gained_m = (normed_m.to(tl.float32) * gain_m.to(tl.float32)).to(x_m.dtype)
     store_quantized(gained_m.to(tl.float32), dim_m, inside, number_ptr, scale_ptr, row, DIM)
 

@@ -32,7 +32,9 @@ def rms_norm_kernel(
         x_m = (x_m.to(tl.float32) + residual_m.to(tl.float32)).to(x_m.dtype)
         tl.store(residual_ptr + row + dim_m, x_m, mask=inside)
     wide_m = x_m.to(tl.float32)
-    normed_m = (wide_m * tl.rsqrt(tl.sum(wide_m * wide_m, 0) / DIM + eps)).to(x_m.dtype)
+    normed_m = wide_m * tl.rsqrt(tl.sum(wide_m * wide_m, 0) / DIM + eps)
+    if gain_m.dtype != tl.float32:
+        normed_m = normed_m.to(x_m.dtype)
     tl.store(out_ptr + row + dim_m, (normed_m.to(tl.float32) * gain_m.to(tl.float32)).to(x_m.dtype), mask=inside)
 
 

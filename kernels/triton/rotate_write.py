@@ -23,10 +23,13 @@ def rotated(first_nf, second_nf, gain_ptr, half_f, inside, cos_f, sin_f, eps, DI
     if NORM:
         squares_n = tl.sum(first_nf * first_nf, 1) + tl.sum(second_nf * second_nf, 1)
         scale_n1 = tl.rsqrt(squares_n / DIM + eps)[:, None]
-        low_f = tl.load(gain_ptr + half_f, mask=inside, other=0.0).to(tl.float32)
-        high_f = tl.load(gain_ptr + DIM // 2 + half_f, mask=inside, other=0.0).to(tl.float32)
-        first_nf = ((first_nf * scale_n1).to(dtype).to(tl.float32) * low_f[None, :]).to(dtype).to(tl.float32)
-        second_nf = ((second_nf * scale_n1).to(dtype).to(tl.float32) * high_f[None, :]).to(dtype).to(tl.float32)
+        low_f = tl.load(gain_ptr + half_f, mask=inside, other=0.0)
+        high_f = tl.load(gain_ptr + DIM // 2 + half_f, mask=inside, other=0.0)
+        first_nf, second_nf = first_nf * scale_n1, second_nf * scale_n1
+        if low_f.dtype != tl.float32:
+            first_nf, second_nf = first_nf.to(dtype).to(tl.float32), second_nf.to(dtype).to(tl.float32)
+        first_nf = (first_nf * low_f.to(tl.float32)[None, :]).to(dtype).to(tl.float32)
+        second_nf = (second_nf * high_f.to(tl.float32)[None, :]).to(dtype).to(tl.float32)
     cos_1f, sin_1f = cos_f[None, :], sin_f[None, :]
     return first_nf * cos_1f - second_nf * sin_1f, second_nf * cos_1f + first_nf * sin_1f
 

@@ -35,6 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gelu": {**FAMILIES["llama"], "hidden_act": "gelu"},
     "half-rotated": {**FAMILIES["qwen3"], "partial_rotary_factor": 0.5},
     "head-dim-20": {**FAMILIES["llama"], "head_dim": 20},
+    "gemma-3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window_pattern": 2},
 }
 STEPS = {
     "prompts": [(40, 40), (3, 3)],

@@ -107,6 +107,7 @@ def test_supported_decoders() -> None:
         ({"attention": (replace(SPEC, head_dim=256),), "rotary_dim": 256}, "256"),
         ({"experts": (128, 8, 750)}, "128 experts of 4096 x 750"),
         ({"experts": (512, 8, 768)}, "512 experts"),
+        ({"extras": ("norms over all heads",)}, "norms over all heads"),
     ],
 )
 def test_obstacles(changes: dict[str, Any], word: str) -> None:
@@ -136,7 +137,8 @@ def test_asking_for_fused_kernels_where_they_cannot_run() -> None:
     config, cpu = normalize_config(raw), torch.device("cpu")
     with pytest.raises(ModelError, match=r"--decode-kernels fused.*Hopper"):
         build_model(config, dtype=torch.bfloat16, device=cpu, decode_kernels="fused")
-    other = replace(config, architecture="GPT2LMHeadModel")
+    gpt2 = "GPT2LMHeadModel"
+    other = replace(config, architecture=gpt2, raw=raw | {"architectures": [gpt2], "model_type": "gpt2"})
     with pytest.raises(ModelError, match=r"--decode-kernels fused.*GPT2LMHeadModel"):
         build_model(other, dtype=torch.bfloat16, device=cpu, decode_kernels="fused")
 

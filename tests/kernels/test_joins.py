@@ -17,6 +17,7 @@ from octavo.kernels.triton import gated, rms_norm, rotate_write
 FOLDER = Path(__file__).parent
 BF16 = torch.bfloat16
 SIZES = {
+    "gemma3-27b": (5376, 21504, 32, 16, 128, True),
     "llama-8b": (4096, 14336, 32, 8, 128, False),
     "qwen3-0.6b": (1024, 3072, 16, 8, 128, True),
     "qwen2-7b": (3584, 18944, 28, 4, 128, False),
@@ -45,10 +46,11 @@ def test_numerics_in_the_interpreter(cases: str) -> None:
 def test_joins_compile(model: str, pdl: bool) -> None:
     """Without spills; the rows travel 16 bytes a thread."""
     hidden, inner, heads, kv_heads, dim, has_norm = SIZES[model]
-    x, gain = torch.empty(4, hidden, dtype=BF16), torch.empty(hidden, dtype=BF16)
+    gain_dtype = torch.float32 if model.startswith("gemma") else BF16
+    x, gain = torch.empty(4, hidden, dtype=BF16), torch.empty(hidden, dtype=gain_dtype)
     qkv = torch.empty(4, (heads + 2 * kv_heads) * dim, dtype=BF16)
     cache = torch.empty(3, 2, kv_heads, 64, dim, dtype=BF16)
-    gains = [torch.empty(dim, dtype=BF16) if has_norm else None for _ in range(2)]
+    gains = [torch.empty(dim, dtype=gain_dtype) if has_norm else None for _ in range(2)]
     angles, places = torch.empty(4, dim), torch.empty(4, dtype=torch.int64)
     with offline_compile.record(rms_norm, gated, rotate_write) as launches:
         rms_norm.rms_norm(x, gain, 1e-5, pdl=pdl)

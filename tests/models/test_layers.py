@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from octavo.errors import ModelError
@@ -28,6 +29,20 @@ def test_norm_rounds_like_transformers(dtype: torch.dtype) -> None:
     exact = dtype != torch.float32
     torch.testing.assert_close(norm(x), reference(x), atol=0 if exact else 1e-6, rtol=0 if exact else 1e-6)
     torch.testing.assert_close(normed, reference(total), atol=0 if exact else 1e-6, rtol=0 if exact else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shifted_norm_rounds_like_transformers(dtype: torch.dtype) -> None:
+    """Gemma's weights are small numbers, which 1 + w in bfloat16 would lose."""
+    norm = RMSNorm(48, 1e-5, dtype=dtype, device=CPU, shift=1.0)
+    reference = Gemma2RMSNorm(48, eps=1e-5).to(dtype)
+    weight = torch.randn(48).mul(0.01).to(dtype)
+    norm.slots("norm")["norm.weight"].copy_(weight)
+    norm.finish()
+    reference.weight.data.copy_(weight)
+    x = torch.randn(300, 48).mul(5).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.0
+    torch.testing.assert_close(norm(x), reference(x), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("bias", [True, False])

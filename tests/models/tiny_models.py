@@ -129,7 +129,7 @@ MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
 
-NATIVE_PREFIXES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral")
+NATIVE_PREFIXES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral", "Gemma", "Gemma2", "Gemma3")
 
 
 def make_reference(case: str, seed: int = 0) -> Any:

@@ -42,6 +42,8 @@ class RotarySpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    is_interleaved: bool = False
+    """Neighbouring dims are rotated together (rotary.py)."""
 
 
 Powers = Callable[[float, int], Floats]

@@ -1,7 +1,7 @@
 """Rotary position embedding: a table of cosines and sines, and the rotation of q and k.
 
-Rotation pairs dimension i with i + rotary_dim / 2 (GPT-NeoX order, which Hugging Face checkpoints use). Not here: the
-angles of each type (frequencies.py).
+Rotation pairs dimension i with i + rotary_dim / 2 (GPT-NeoX order, which most Hugging Face checkpoints use), or 2 i
+with 2 i + 1 (GPT-J order: `RotarySpec.is_interleaved`). Not here: the angles of each type (frequencies.py).
 
 Shape suffixes: t tokens, n heads (of q or of k), d head dim, r rotary_dim, f rotary_dim / 2.
 """
@@ -20,14 +20,14 @@ def powers(theta: float, dim: int) -> Floats:
     return power_f.numpy()
 
 
-def rotate(x_tnd: Tensor, cos_sin_tr: Tensor) -> Tensor:
+def rotate(x_tnd: Tensor, cos_sin_tr: Tensor, *, is_interleaved: bool = False) -> Tensor:
     """Rotate the first rotary_dim dims of every head in fp32; x's dtype. `cos_sin_tr` is [cosines f | sines f]."""
     rotary_dim = cos_sin_tr.shape[-1]
     cos_t1f, sin_t1f = cos_sin_tr.unsqueeze(1).chunk(2, dim=-1)
-    first_tnf, second_tnf = x_tnd[..., :rotary_dim].chunk(2, dim=-1)
-    rotated_tnr = torch.cat(
-        (first_tnf * cos_t1f - second_tnf * sin_t1f, second_tnf * cos_t1f + first_tnf * sin_t1f), dim=-1
-    ).to(x_tnd.dtype)
+    x_tnr = x_tnd[..., :rotary_dim]
+    first_tnf, second_tnf = (x_tnr[..., ::2], x_tnr[..., 1::2]) if is_interleaved else x_tnr.chunk(2, dim=-1)
+    pair = first_tnf * cos_t1f - second_tnf * sin_t1f, second_tnf * cos_t1f + first_tnf * sin_t1f
+    rotated_tnr = (torch.stack(pair, dim=-1).flatten(-2) if is_interleaved else torch.cat(pair, dim=-1)).to(x_tnd.dtype)
     if rotary_dim == x_tnd.shape[-1]:
         return rotated_tnr
     return torch.cat((rotated_tnr, x_tnd[..., rotary_dim:]), dim=-1)
@@ -61,4 +61,8 @@ class Rotary(nn.Module):
 
     def forward(self, q_thd: Tensor, k_tgd: Tensor, cos_sin_tr: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated (q, k); `cos_sin_tr` comes from `gather`."""
-        return rotate(q_thd, cos_sin_tr), rotate(k_tgd, cos_sin_tr)
+        interleaved = self.spec.is_interleaved
+        return (
+            rotate(q_thd, cos_sin_tr, is_interleaved=interleaved),
+            rotate(k_tgd, cos_sin_tr, is_interleaved=interleaved),
+        )

@@ -1,8 +1,8 @@
 """One normal form of the many spellings of a model's config.json.
 
-Models, the memory plan and the worker read `NormalConfig` only. Defaults that a config.json leaves out are those of the
-Transformers class of the same `model_type` (facts of configuration_<model_type>.py). Not here: finding the file
-(sources.py) and which class runs it (registry.py). Nothing of Transformers is imported.
+Models, the memory plan and the worker read `NormalConfig`. Not here: spellings and defaults of fields
+(config_reader.py), finding the file (sources.py) and which class runs it (registry.py). Nothing of Transformers is
+imported.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.errors import ModelError
 from octavo.layers.quant.stored import Quantization
+from octavo.models.config_reader import Reader
 from octavo.models.quantization import read_quantization
 
 
@@ -88,22 +89,6 @@ class NormalConfig:
     """Of the families in EXPERT_FAMILIES."""
 
 
-ALIASES: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "d_model"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_dim"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
-    "max_position_embeddings": ("n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx"),
-    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-    "hidden_act": ("hidden_activation", "activation_function"),
-    "rope_theta": ("rotary_emb_base",),
-    "partial_rotary_factor": ("rotary_pct",),
-    "dtype": ("torch_dtype",),
-    "num_experts": ("num_local_experts",),
-}
-"""Our name of a field -> other spellings, tried in order."""
-
 DEFAULT_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -117,81 +102,6 @@ DEFAULT_ARCHITECTURES = {
 RENAMED = frozenset({"exaone"})
 """Model types whose checkpoints have names of their own, though they name a class that Octavo has."""
 
-FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048},
-    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "max_window_layers": 28,
-    },
-    "qwen3": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "max_window_layers": 28,
-        "head_dim": 128,
-    },
-    "qwen3_moe": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": False,
-        "decoder_sparse_step": 1,
-    },
-    "mixtral": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-    },
-    "gemma": {
-        "max_position_embeddings": 8192,
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-    },
-    "gemma2": {
-        "max_position_embeddings": 8192,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 2,
-    },
-    "gemma3_text": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "rope_theta": 1_000_000.0,
-    },
-    "gpt2": {"max_position_embeddings": 1024, "norm_eps": 1e-5, "tie_word_embeddings": True},
-    "gpt_neox": {
-        "max_position_embeddings": 2048,
-        "norm_eps": 1e-5,
-        "partial_rotary_factor": 0.25,
-        "attention_bias": True,
-    },
-    "phi3": {"max_position_embeddings": 4096, "norm_eps": 1e-5},
-    "olmo2": {"max_position_embeddings": 2048, "norm_eps": 1e-5},
-}
-"""What a config.json of this `model_type` means where it is silent (Transformers writes only what differs)."""
-
-GLOBAL_DEFAULTS: dict[str, Any] = {"norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
-
 DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
 
 EXPERT_FAMILIES = ("qwen3_moe", "mixtral")
@@ -200,51 +110,12 @@ EXPERT_FAMILIES = ("qwen3_moe", "mixtral")
 UNSUPPORTED_LAYER_TYPES = ("chunked_attention", "linear_attention", "recurrent", "mamba")
 
 
-class _Reader:
-    """Looks fields up: config.json under any spelling, then the family's default."""
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        text = raw.get("text_config")
-        self.raw: dict[str, Any] = {**raw, **text} if isinstance(text, dict) else dict(raw)
-        self.model_type = str(self.raw.get("model_type", ""))
-        self.defaults = {**GLOBAL_DEFAULTS, **FAMILY_DEFAULTS.get(self.model_type, {})}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        spellings = (name, *ALIASES.get(name, ()))
-        for key in spellings:
-            if self.raw.get(key) is not None:
-                return self.raw[key]
-        if any(key in self.raw for key in spellings):  # an explicit null is an answer: it beats the family's default
-            return default
-        return self.defaults.get(name, default)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer below 2^31. ModelError when it is absent without a default, or not one."""
-        value = self.get(name, default)
-        if value is None:
-            spellings = ", ".join((name, *ALIASES.get(name, ())))
-            raise ModelError(f"config.json has no {name} (looked for: {spellings})")
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not (1 <= value < 2**31 and value == int(value))
-        ):
-            raise ModelError(f"config.json: {name} is {value!r}, not a positive integer below 2^31")
-        return int(value)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"config.json: {name} is {value!r}, not a number")
-        return float(value)
-
-
 def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> NormalConfig:
     """Read a config.json (old spellings, the Transformers 5 form, or one with a nested `text_config`).
 
     `generation_config` adds its EOS ids. ModelError names the field that is missing or senseless.
     """
-    reader = _Reader(raw)
+    reader = Reader(raw)
     heads = reader.integer("num_attention_heads")
     hidden = reader.integer("hidden_size")
     layers = reader.integer("num_hidden_layers")
@@ -292,7 +163,7 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
     raise ModelError(f"config.json has no architectures, and model_type {model_type!r} does not tell it")
 
 
-def _num_kv_heads(reader: _Reader, heads: int) -> int:
+def _num_kv_heads(reader: Reader, heads: int) -> int:
     if reader.model_type == "falcon" and reader.get("multi_query") and not reader.get("new_decoder_architecture"):
         return 1
     kv_heads = reader.integer("num_key_value_heads", heads)
@@ -301,19 +172,19 @@ def _num_kv_heads(reader: _Reader, heads: int) -> int:
     return kv_heads
 
 
-def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
+def _head_dim(reader: Reader, hidden: int, heads: int) -> int:
     if reader.get("head_dim") is None and hidden % heads:
         raise ModelError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
     return reader.integer("head_dim", hidden // heads)
 
 
-def _tied(raw: Mapping[str, Any], reader: _Reader) -> bool:
+def _tied(raw: Mapping[str, Any], reader: Reader) -> bool:
     """The outer config decides for a model with `text_config` (the head belongs to the outer class)."""
     value = raw.get("tie_word_embeddings")
     return bool(reader.get("tie_word_embeddings", False) if value is None else value)
 
 
-def _rope(reader: _Reader, max_position: int) -> RopeConfig:
+def _rope(reader: Reader, max_position: int) -> RopeConfig:
     """From `rope_parameters` (Transformers 5; nested by layer type or not) or `rope_scaling` + `rope_theta`."""
     values = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters") or {}
     if not isinstance(values, Mapping):
@@ -360,7 +231,7 @@ def _rope(reader: _Reader, max_position: int) -> RopeConfig:
     )
 
 
-def _layer_windows(reader: _Reader, layers: int) -> tuple[int, ...]:
+def _layer_windows(reader: Reader, layers: int) -> tuple[int, ...]:
     """Window of each layer: `layer_types` where given, else the family's rule."""
     window = reader.get("sliding_window") or 0
     if reader.get("use_sliding_window", True) is False:
@@ -375,7 +246,7 @@ def _layer_windows(reader: _Reader, layers: int) -> tuple[int, ...]:
     return tuple(window if slides(i) else 0 for i in range(layers))
 
 
-def _experts(reader: _Reader, layers: int) -> ExpertsConfig:
+def _experts(reader: Reader, layers: int) -> ExpertsConfig:
     """Layer i has experts if i + 1 is a multiple of `decoder_sparse_step` and `mlp_only_layers` does not name it."""
     num_experts, top_k = reader.integer("num_experts"), reader.integer("num_experts_per_tok")
     if top_k > num_experts:
@@ -393,7 +264,7 @@ def _experts(reader: _Reader, layers: int) -> ExpertsConfig:
     )
 
 
-def _window_rule(reader: _Reader) -> Callable[[int], bool]:
+def _window_rule(reader: Reader) -> Callable[[int], bool]:
     """Which layers slide, for a config.json without `layer_types`."""
     pattern = reader.get("sliding_window_pattern")
     if pattern:
@@ -415,7 +286,7 @@ def _windows_of_types(types: Any, window: int, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
 
-def _dtype(reader: _Reader) -> str:
+def _dtype(reader: Reader) -> str:
     name = str(reader.get("dtype") or "float32").removeprefix("torch.")
     if name == "auto":
         return "float32"
@@ -432,7 +303,7 @@ def _token_ids(value: Any, name: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _eos_token_ids(reader: _Reader, generation: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(reader: Reader, generation: Mapping[str, Any]) -> tuple[int, ...]:
     """Union of config.json's and generation_config.json's ids, without doubles and negatives."""
     ids = (
         *_token_ids(reader.get("eos_token_id"), "eos_token_id"),

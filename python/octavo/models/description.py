@@ -8,12 +8,13 @@ Shape suffixes: f rotary_dim / 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.layers.frequencies import FREQUENCIES, RotarySpec, frequencies
 from octavo.models.config import RENAMED, NormalConfig, RopeConfig
+from octavo.models.gemma_config import NORM_SHIFT, gemma_config
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -64,7 +65,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family departs from Llama; functions read what `NormalConfig` does not carry."""
+    """How a family departs from Llama."""
 
     qkv_bias: bool | None = None
     """None: as the config says."""
@@ -73,33 +74,26 @@ class Family:
     has_qk_norm: bool = False
     has_local_rope: bool = False
     """Layers with a window rotate by plain frequencies of a base of their own."""
-    extra: Callable[[NormalConfig, Mapping[str, Any]], dict[str, Any]] = field(default=lambda config, raw: {})
+    extra: Callable[[NormalConfig], dict[str, Any]] = field(default=lambda config: {})
     """More fields of `Description`."""
 
 
-def _gemma(config: NormalConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Gemma 1: norms by 1 + weight, scaled embeddings."""
+def _gemma(config: NormalConfig) -> dict[str, Any]:
+    """Norms by 1 + weight, scaled embeddings; capped scores and logits where there are caps."""
+    gemma = gemma_config(config)
     return {
-        "norm_shift": 1.0,
-        "embedding_scale": config.hidden_size**0.5,
-        "activation": ACTIVATIONS.get(str(raw.get("hidden_activation") or "gelu_pytorch_tanh"), "gelu_tanh"),
+        "norm_shift": NORM_SHIFT,
+        "embedding_scale": gemma.embedding_scale,
+        "activation": ACTIVATIONS.get(gemma.activation, "gelu_tanh"),
+        "attention_scale": gemma.attention_scale,
+        "attention_cap": gemma.attention_cap,
+        "logit_cap": gemma.logit_cap,
     }
 
 
-def _gemma2(config: NormalConfig, raw: Mapping[str, Any], caps: tuple[float, float] = (50.0, 30.0)) -> dict[str, Any]:
-    """Gemma 2: norms on both sides, capped scores and logits."""
-    return {
-        **_gemma(config, raw),
-        "has_output_norms": True,
-        "attention_scale": float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
-        "attention_cap": float(raw.get("attn_logit_softcapping", caps[0]) or 0.0),
-        "logit_cap": float(raw.get("final_logit_softcapping", caps[1]) or 0.0),
-    }
-
-
-def _gemma3(config: NormalConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Gemma 3: no caps by default."""
-    return _gemma2(config, raw, caps=(0.0, 0.0))
+def _gemma2(config: NormalConfig) -> dict[str, Any]:
+    """Norms on both sides."""
+    return {**_gemma(config), "has_output_norms": True}
 
 
 FAMILIES = {
@@ -109,7 +103,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family(has_qk_norm=True),
     "GemmaForCausalLM": Family(extra=_gemma),
     "Gemma2ForCausalLM": Family(extra=_gemma2),
-    "Gemma3ForCausalLM": Family(has_qk_norm=True, has_local_rope=True, extra=_gemma3),
+    "Gemma3ForCausalLM": Family(has_qk_norm=True, has_local_rope=True, extra=_gemma2),
 }
 """By architecture."""
 
@@ -130,16 +124,15 @@ def obstacle(config: NormalConfig) -> str | None:
 def describe(config: NormalConfig, max_length: int) -> Description:
     """Of a model without an `obstacle`, for sequences up to `max_length`. ModelError as `frequencies`."""
     family = FAMILIES[config.architecture]
-    raw = _text_config(config.raw)
     ropes = [config.rope]
     if family.has_local_rope:
-        ropes.append(RopeConfig(theta=_local_theta(raw)))
+        ropes.append(RopeConfig(theta=gemma_config(config).local_theta))
     fields = {
         "activation": ACTIVATIONS[config.hidden_act],
         "layer_ropes": tuple(int(family.has_local_rope and window > 0) for window in config.layer_windows),
         "attention_scale": config.head_dim**-0.5,
         "has_output_norms": False,
-        **family.extra(config, raw),
+        **family.extra(config),
     }
     return Description(
         vocab_size=config.vocab_size,
@@ -182,16 +175,3 @@ def rotary_spec(rope: RopeConfig, head_dim: int) -> RotarySpec:
         mscale_all_dim=rope.mscale_all_dim,
         truncate=rope.truncate,
     )
-
-
-def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = raw.get("text_config")
-    return {**raw, **text} if isinstance(text, Mapping) else raw
-
-
-def _local_theta(raw: Mapping[str, Any]) -> float:
-    """The base of layers with a window: in the Transformers 5 form, in the older one, or its default."""
-    parameters = raw.get("rope_parameters")
-    local = parameters.get("sliding_attention") if isinstance(parameters, Mapping) else None
-    theta = local.get("rope_theta") if isinstance(local, Mapping) else raw.get("rope_local_base_freq")
-    return float(theta or 10000.0)

@@ -5,12 +5,14 @@ Biases are the config's (`attention_bias` on all four attention products, `mlp_b
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.models.config import NormalConfig
-from octavo.models.decoder import BlockSpec, Family, Names, block_spec
+from octavo.models.family import BlockSpec, Family, Names, block_spec
 
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
-    return block_spec(config, layer, qkv_bias=config.qkv_bias, o_bias=config.o_bias, mlp_bias=config.mlp_bias)
+    return replace(block_spec(config, layer), qkv_bias=config.qkv_bias, o_bias=config.o_bias, mlp_bias=config.mlp_bias)
 
 
 FAMILY = Family(names=Names(), block=_block)

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from octavo.models.config import NormalConfig
-from octavo.models.decoder import BlockSpec, Family, Names, block_spec
+from octavo.models.family import Family, Names, block_spec
 
-
-def _block(config: NormalConfig, layer: int) -> BlockSpec:
-    return block_spec(config, layer)
-
-
-FAMILY = Family(names=Names(), block=_block)
+FAMILY = Family(names=Names(), block=block_spec)

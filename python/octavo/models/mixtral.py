@@ -4,13 +4,7 @@ of Transformers 5's."""
 from __future__ import annotations
 
 from octavo.layers.moe import ExpertNames
-from octavo.models.config import NormalConfig
-from octavo.models.decoder import BlockSpec, Family, Names, block_spec
-
-
-def _block(config: NormalConfig, layer: int) -> BlockSpec:
-    return block_spec(config, layer)
-
+from octavo.models.family import Family, Names, block_spec
 
 EXPERTS = ExpertNames(
     router="block_sparse_moe.gate",
@@ -21,4 +15,4 @@ EXPERTS = ExpertNames(
     merged_router="mlp.gate",
     merged="mlp.experts",
 )
-FAMILY = Family(names=Names(experts=EXPERTS), block=_block)
+FAMILY = Family(names=Names(experts=EXPERTS), block=block_spec)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.models.config import NormalConfig
-from octavo.models.decoder import BlockSpec, Family, Names, block_spec
+from octavo.models.family import BlockSpec, Family, Names, block_spec
 
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
-    return block_spec(config, layer, qkv_bias=True)
+    return replace(block_spec(config, layer), qkv_bias=True)
 
 
 FAMILY = Family(names=Names(), block=_block)

@@ -21,7 +21,8 @@ from octavo.layers.linear import DENSE, Choice, Linear, LinearMethod, dense
 from octavo.layers.quant.methods import find_method, fits
 from octavo.models.base import CausalLM
 from octavo.models.config import RENAMED, NormalConfig, architecture_of, normalize_config
-from octavo.models.decoder import Decoder, Family
+from octavo.models.decoder import Decoder
+from octavo.models.family import Family
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +33,25 @@ NATIVE = {
     "Qwen3ForCausalLM": "octavo.models.qwen3:FAMILY",
     "Qwen3MoeForCausalLM": "octavo.models.qwen3_moe:FAMILY",
     "MixtralForCausalLM": "octavo.models.mixtral:FAMILY",
+    "GemmaForCausalLM": "octavo.models.gemma:FAMILY",
+    "Gemma2ForCausalLM": "octavo.models.gemma2:FAMILY",
+    "Gemma3ForCausalLM": "octavo.models.gemma3:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 
+FOREIGN_OPTIONS = {
+    "GemmaForCausalLM": ("use_bidirectional_attention",),
+    "Gemma2ForCausalLM": ("use_bidirectional_attention",),
+    "Gemma3ForCausalLM": ("use_bidirectional_attention",),
+}
+"""Options of an architecture that its `Family` does not have."""
 
-def is_native(architecture: str, model_type: str = "") -> bool:
-    """Octavo runs it with its own layers."""
-    return architecture in NATIVE and model_type not in RENAMED
+
+def is_native(raw: Mapping[str, Any]) -> bool:
+    """Octavo runs a config.json's model with its own layers."""
+    architecture = architecture_of(raw)
+    options = FOREIGN_OPTIONS.get(architecture, ())
+    return architecture in NATIVE and raw.get("model_type") not in RENAMED and not any(map(raw.get, options))
 
 
 def read_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> NormalConfig:
@@ -46,7 +59,7 @@ def read_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | N
     ModelError: nobody knows the model, or a field is missing or senseless."""
     if raw.get("is_encoder_decoder"):
         raise ModelError(f"{architecture_of(raw)} is an encoder-decoder; Octavo runs decoders")
-    if is_native(architecture_of(raw), str(raw.get("model_type"))):
+    if is_native(raw):
         return normalize_config(raw, generation_config)
     from octavo.models.transformers_config import normalize_foreign  # imports Transformers: seconds
 
@@ -74,7 +87,7 @@ def build_model(
     if deterministic:
         _check_deterministic(config, quantization)
     max_length = max_model_len or config.max_position_embeddings
-    if is_native(config.architecture, config.model_type):
+    if is_native(config.raw):
         module, attribute = NATIVE[config.architecture].split(":")
         family: Family = getattr(import_module(module), attribute)
         return Decoder(
@@ -111,7 +124,7 @@ def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max
 def _check_deterministic(config: NormalConfig, quantization: str) -> None:
     """ModelError for layers that have no batch-invariant form."""
     for problem, is_there in (
-        (f"{config.architecture}, which has no native layers", not is_native(config.architecture, config.model_type)),
+        (f"{config.architecture}, which has no native layers", not is_native(config.raw)),
         (f"--quantization {quantization}: use none", quantization != "none"),
     ):
         if is_there:

@@ -27,7 +27,7 @@ from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.kernels.triton import handles
 from octavo.kernels.triton.target import compile_for
 from octavo.models.base import CausalLM
-from octavo.models.config import NormalConfig, architecture_of, normalize_config
+from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.registry import build_model, is_native
 from octavo.sampling.sampler import Sampler
 from octavo.worker.batch import StepArrays
@@ -191,7 +191,7 @@ class Order:
         """None: Octavo has no layers for the model."""
         message = json.loads(text)
         raw = message["raw_config"]
-        if not is_native(architecture_of(raw), str(raw.get("model_type"))):
+        if not is_native(raw):
             return None
         sections = {name: ENGINE_SECTIONS[name](**values) for name, values in message["config"].items()}
         device = DeviceFacts(**message["device"])

@@ -312,9 +312,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     device = find_device(config.execution.device)
     resolved = resolve_config(config, device, model.max_position_embeddings)
     check_backend(resolved.execution.attention_backend, device)
-    quantization = resolve_quantization(
-        config.model.quantization, model, device, is_native=is_native(model.architecture, model.model_type)
-    )
+    quantization = resolve_quantization(config.model.quantization, model, device, is_native=is_native(model.raw))
     resolved = replace(resolved, model=replace(resolved.model, quantization=quantization))
     kept = quantization if device.has_fp8 else "none"
     if kept == "none" and (quantization != "none" or model.quantization is not None):

@@ -63,9 +63,10 @@ class QkvAttention:
         )
 
     @staticmethod
-    def fits(attention: Attention, rotary: Rotary) -> bool:
+    def fits(attention: Attention, q_norm: RMSNorm | None, rotary: Rotary) -> bool:
         """Whether the kernels can run the layer."""
-        return rotary.spec.rotary_dim == attention.spec.head_dim
+        dim, rope = attention.spec.head_dim, rotary.spec
+        return rope.rotary_dim == dim and not rope.is_interleaved and (q_norm is None or len(q_norm.weight) == dim)
 
     def __call__(self, qkv_to: Tensor, cos_sin_td: Tensor, ctx: ForwardContext) -> Tensor:
         """Write K and V, attend: [t, h * d]. Overwrites `qkv`."""

@@ -37,6 +37,8 @@ class DecoderShape:
     """Some matrices are in e4m3."""
     experts: tuple[int, int, int] | None = None
     """(number, chosen, intermediate size) of mixtures of experts."""
+    extras: tuple[str, ...] = ()
+    """What else the decoder has that the kernels know nothing of, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ def obstacle(shape: DecoderShape, device: DeviceTraits) -> str | None:
         return "they need a Hopper GPU (sm_90)"
     if shape.dtype != torch.bfloat16 or not shape.is_dense:
         return "they need bfloat16 weights"
+    if shape.extras:
+        return f"they have no {shape.extras[0]}"
     if shape.hidden_act not in ACTIVATIONS:
         return f"they know the activation silu, not {shape.hidden_act}"
     heads = {(spec.num_heads, spec.num_kv_heads, spec.head_dim) for spec in shape.attention}

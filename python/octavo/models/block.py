@@ -1,0 +1,203 @@
+"""One block of a native decoder, made from a `BlockSpec`: norms, attention, MLP. Not here: what lies around the blocks
+(decoder.py).
+
+Shape suffixes: t tokens of the step, m model dim, o features of a product, h query heads, g KV heads, d head dim,
+r rotary dim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from octavo.attention.base import ForwardContext
+from octavo.layers.activation import GatedActivation
+from octavo.layers.attention import Attention
+from octavo.layers.fused.base import BlockWeights, GatedWeights, Weights
+from octavo.layers.linear import Choice, Linear
+from octavo.layers.moe import Merged, SparseMLP
+from octavo.layers.norm import NoNorm, Norm, RMSNorm, make_norm
+from octavo.layers.rotary import Rotary
+from octavo.models.family import BlockSpec, Names
+
+if TYPE_CHECKING:
+    from octavo.layers.fused.qkv_attention import QkvAttention
+
+
+class SelfAttention(nn.Module):
+    """q, k, v from one product, optional norms of q and k, rotation, paged attention, output product."""
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        names: Names,
+        rotary: Rotary | None,
+        choose: Choice,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.shape = spec.attention
+        head_dim = self.shape.head_dim
+        q_size, kv_size = self.shape.num_heads * head_dim, self.shape.num_kv_heads * head_dim
+        self.sizes = [q_size, kv_size, kv_size]
+        shards = {names.q: q_size, names.k: kv_size, names.v: kv_size}
+        if names.qkv:
+            shards = {names.qkv: sum(self.sizes)}
+        self.qkv = Linear(spec.hidden_size, shards, bias=spec.qkv_bias, dtype=dtype, device=device, choose=choose)
+        self.o = Linear(
+            q_size, {names.o: spec.hidden_size}, bias=spec.o_bias, dtype=dtype, device=device, choose=choose
+        )
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        self.norms_all = spec.qk_norm == "all"
+        if spec.qk_norm != "none":
+            for name, size in ("q_norm", q_size), ("k_norm", kv_size):
+                dim = size if self.norms_all else head_dim
+                setattr(self, name, make_norm(spec.norm, dim, dtype=dtype, device=device))
+        self.rotary = rotary
+        self.attention = Attention(spec.attention)
+        self.fused: QkvAttention | None = None
+
+    def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
+        """[t, m] -> [t, m]. `cos_sin` is None where nothing is rotated."""
+        qkv_to = self.qkv(hidden_tm)
+        if self.fused is not None and cos_sin_tr is not None:
+            attended_to = self.fused(qkv_to, cos_sin_tr, ctx)
+        else:
+            attended_to = self._attend(qkv_to, cos_sin_tr, ctx)
+        result_tm: Tensor = self.o(attended_to)
+        return result_tm
+
+    def _attend(self, qkv_to: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
+        parts = torch.split(qkv_to, self.sizes, dim=-1)
+        if self.norms_all and self.q_norm is not None and self.k_norm is not None:
+            parts = self.q_norm(parts[0]), self.k_norm(parts[1]), parts[2]
+        q_thd, k_tgd, v_tgd = (torch.unflatten(part_to, -1, (-1, self.shape.head_dim)) for part_to in parts)
+        if not self.norms_all and self.q_norm is not None and self.k_norm is not None:
+            q_thd, k_tgd = self.q_norm(q_thd), self.k_norm(k_tgd)
+        if self.rotary is not None and cos_sin_tr is not None:
+            q_thd, k_tgd = self.rotary(q_thd, k_tgd, cos_sin_tr)
+        out_thd: Tensor = self.attention(q_thd, k_tgd, v_tgd, ctx)
+        return out_thd.flatten(1)
+
+    def slots(self, names: Names) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        found = {**self.qkv.slots(), **self.o.slots()}
+        if self.q_norm is not None and self.k_norm is not None:
+            found |= self.q_norm.slots(names.q_norm) | self.k_norm.slots(names.k_norm)
+        return found
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate) * up), gate and up from one product."""
+
+    def __init__(self, spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        inner, outer = spec.intermediate_size, spec.hidden_size
+        shards = {names.gate_up: 2 * inner} if names.gate_up else {names.gate: inner, names.up: inner}
+        self.gate_up = Linear(outer, shards, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
+        self.act = GatedActivation(spec.hidden_act)
+        self.down = Linear(inner, {names.down: outer}, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
+
+    def forward(self, hidden_tm: Tensor) -> Tensor:
+        """[t, m] -> [t, m]."""
+        result_tm: Tensor = self.down(self.act(self.gate_up(hidden_tm)))
+        return result_tm
+
+    def slots(self) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        return {**self.gate_up.slots(), **self.down.slots()}
+
+    def merged_slots(self) -> dict[str, Merged]:
+        """No tensor of a checkpoint takes the place of several."""
+        return {}
+
+    def weights(self) -> GatedWeights:
+        """The parameters, by what they are for."""
+        return GatedWeights(_weights(self.gate_up), _weights(self.down))
+
+
+class DecoderBlock(nn.Module):
+    """Attention and an MLP between norms; each norm before them first adds what came before it to the residual."""
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        names: Names,
+        rotary: Rotary | None,
+        choose: Choice,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+
+        def norm(is_there: bool) -> Norm:
+            return make_norm(spec.norm, spec.hidden_size, dtype=dtype, device=device) if is_there else NoNorm()
+
+        self.names = names
+        self.is_parallel, self.residual_scale = spec.is_parallel, spec.residual_scale
+        self.input_norm = norm(spec.norms_before)
+        self.attention = SelfAttention(spec, names, rotary, choose, dtype, device)
+        self.attention_out_norm = norm(spec.norms_after)
+        self.mlp_norm = norm(spec.norms_before and not spec.is_parallel)
+        self.mlp: GatedMLP | SparseMLP
+        if spec.experts is None:
+            self.mlp = GatedMLP(spec, names, choose, dtype, device)
+        else:
+            act = spec.hidden_act
+            self.mlp = SparseMLP(spec.hidden_size, spec.experts, act, names.experts, dtype=dtype, device=device)
+        self.mlp_out_norm = norm(spec.norms_after)
+
+    def forward(
+        self, hidden_tm: Tensor, residual_tm: Tensor | None, cos_sin_tr: Tensor | None, ctx: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """(MLP output, residual before it); the next norm adds them. `residual_tm` is None in the first block."""
+        if residual_tm is None:
+            hidden_tm, residual_tm = self.input_norm(hidden_tm), hidden_tm
+        else:
+            hidden_tm, residual_tm = self.input_norm.add_norm(hidden_tm, residual_tm)
+        attended_tm = self.attention_out_norm(self.attention(hidden_tm, cos_sin_tr, ctx))
+        if self.is_parallel:
+            return self._scaled(attended_tm + self.mlp_out_norm(self.mlp(hidden_tm))), residual_tm
+        hidden_tm, residual_tm = self.mlp_norm.add_norm(self._scaled(attended_tm), residual_tm)
+        return self._scaled(self.mlp_out_norm(self.mlp(hidden_tm))), residual_tm
+
+    def _scaled(self, hidden_tm: Tensor) -> Tensor:
+        return hidden_tm if self.residual_scale == 1.0 else hidden_tm * self.residual_scale
+
+    def slots(self) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        names = self.names
+        return {
+            **self.attention.slots(names),
+            **self.mlp.slots(),
+            **self.input_norm.slots(names.input_norm),
+            **self.attention_out_norm.slots(names.attention_out_norm),
+            **self.mlp_norm.slots(names.mlp_norm),
+            **self.mlp_out_norm.slots(names.mlp_out_norm),
+        }
+
+    def weights(self) -> BlockWeights:
+        """The parameters of dense layers, by what they are for; of a block without `BlockSpec.extras`."""
+        attention, input_norm, mlp_norm = self.attention, self.input_norm, self.mlp_norm
+        assert isinstance(input_norm, RMSNorm)
+        assert isinstance(mlp_norm, RMSNorm)
+        q_gain_d, k_gain_d = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
+        return BlockWeights(
+            attention=attention.shape,
+            norm_eps=input_norm.eps,
+            input_gain_m=input_norm.weight,
+            qkv=_weights(attention.qkv),
+            q_gain_d=q_gain_d,
+            k_gain_d=k_gain_d,
+            o=_weights(attention.o),
+            mlp_gain_m=mlp_norm.weight,
+            mlp=self.mlp.weights(),
+        )
+
+
+def _weights(linear: Linear) -> Weights:
+    return Weights(linear.weight, linear.bias, linear.weight_scale)

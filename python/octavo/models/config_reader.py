@@ -1,0 +1,149 @@
+"""Fields of a config.json under one name each: other spellings, and what a family means where the file is silent.
+
+Defaults are those of the Transformers class of the same `model_type` (facts of configuration_<model_type>.py). Not
+here: what fields mean together (config.py; what only one family has, the family's file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.errors import ModelError
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "max_position_embeddings": ("n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx"),
+    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "hidden_act": ("hidden_activation", "activation_function"),
+    "rope_theta": ("rotary_emb_base",),
+    "partial_rotary_factor": ("rotary_pct",),
+    "dtype": ("torch_dtype",),
+    "num_experts": ("num_local_experts",),
+}
+"""Our name of a field -> other spellings, tried in order."""
+
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+    },
+    "qwen3": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+        "head_dim": 128,
+    },
+    "qwen3_moe": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+    },
+    "mixtral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+    "gemma": {
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    },
+    "gemma2": {
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1_000_000.0,
+    },
+    "gpt2": {"max_position_embeddings": 1024, "norm_eps": 1e-5, "tie_word_embeddings": True},
+    "gpt_neox": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": True,
+    },
+    "phi3": {"max_position_embeddings": 4096, "norm_eps": 1e-5},
+    "olmo2": {"max_position_embeddings": 2048, "norm_eps": 1e-5},
+}
+"""What a config.json of this `model_type` means where it is silent (Transformers writes only what differs)."""
+
+GLOBAL_DEFAULTS: dict[str, Any] = {"norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
+
+
+class Reader:
+    """Looks fields up: config.json under any spelling, then the family's default."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        text = raw.get("text_config")
+        self.raw: dict[str, Any] = {**raw, **text} if isinstance(text, dict) else dict(raw)
+        self.model_type = str(self.raw.get("model_type", ""))
+        self.defaults = {**GLOBAL_DEFAULTS, **FAMILY_DEFAULTS.get(self.model_type, {})}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field's value as it stands."""
+        spellings = (name, *ALIASES.get(name, ()))
+        for key in spellings:
+            if self.raw.get(key) is not None:
+                return self.raw[key]
+        if any(key in self.raw for key in spellings):  # an explicit null is an answer: it beats the family's default
+            return default
+        return self.defaults.get(name, default)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive integer below 2^31. ModelError when it is absent without a default, or not one."""
+        value = self.get(name, default)
+        if value is None:
+            spellings = ", ".join((name, *ALIASES.get(name, ())))
+            raise ModelError(f"config.json has no {name} (looked for: {spellings})")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not (1 <= value < 2**31 and value == int(value))
+        ):
+            raise ModelError(f"config.json: {name} is {value!r}, not a positive integer below 2^31")
+        return int(value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """ModelError when it is none."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(f"config.json: {name} is {value!r}, not a number")
+        return float(value)

@@ -1,0 +1,140 @@
+"""What a native family is: its checkpoint's names, and its blocks as data (`BlockSpec`). Not here: the modules that are
+made from them (block.py, decoder.py).
+
+A family's file (llama.py, gemma2.py …) starts from `block_spec`, which is Llama's, and replaces what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.attention.base import AttentionSpec
+from octavo.layers.frequencies import RotarySpec
+from octavo.layers.moe import ExpertNames, ExpertsSpec
+from octavo.layers.norm import NormSpec
+from octavo.models.config import NormalConfig
+from octavo.models.description import rotary_spec
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """One decoder block: sizes and options."""
+
+    hidden_size: int
+    intermediate_size: int
+    attention: AttentionSpec
+    rope: RotarySpec | None
+    """None: q and k are not rotated."""
+    norm: NormSpec
+    hidden_act: str
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """RMS norm of q and of k before the rotation: none, over each head, or over all heads together."""
+    norms_before: bool = True
+    """What attention and MLP read is normalized."""
+    norms_after: bool = False
+    """What they give is normalized before it is added to the residual."""
+    is_parallel: bool = False
+    """Attention and MLP read the same norm, and are added together."""
+    residual_scale: float = 1.0
+    """What attention and MLP give is multiplied by it before it is added."""
+    experts: ExpertsSpec | None = None
+    """The MLP is a mixture of such experts."""
+
+    def extras(self) -> tuple[str, ...]:
+        """What no block of Llama, Qwen or Mixtral has, in words; kernels of whole blocks know only those."""
+        rope, norm = self.rope, self.norm
+        found = {
+            "norms of this kind": norm != NormSpec(norm.eps),
+            "norms after attention and MLP": self.norms_after or not self.norms_before,
+            "MLPs beside attention": self.is_parallel,
+            "scaled residuals": self.residual_scale != 1.0,
+            "norms over all heads": self.qk_norm == "all",
+            "rotations of this kind": rope is None or rope.is_interleaved,
+        }
+        return tuple(name for name, is_there in found.items() if is_there)
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What a model multiplies its embeddings and its logits by."""
+
+    embedding: float = 1.0
+    logits: float = 1.0
+    logit_cap: float = 0.0
+    """Logits become cap * tanh(logit / cap); 0: they don't."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a checkpoint calls the parts; `layer` is a prefix with {i}, the parts of a block come below it."""
+
+    embed: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{i}"
+    input_norm: str = "input_layernorm"
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    qkv: str = ""
+    """One tensor in the place of q, k and v."""
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    o: str = "self_attn.o_proj"
+    attention_out_norm: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    gate_up: str = ""
+    """One tensor in the place of gate and up."""
+    down: str = "mlp.down_proj"
+    mlp_out_norm: str = ""
+    experts: ExpertNames = ExpertNames()
+
+
+def _no_scales(config: NormalConfig) -> Scales:
+    return Scales()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model family: where its tensors are, and what its blocks are."""
+
+    names: Names
+    block: Callable[[NormalConfig, int], BlockSpec]
+    """(config, layer index) -> the layer's block."""
+    scales: Callable[[NormalConfig], Scales] = _no_scales
+
+
+def block_spec(config: NormalConfig, layer: int) -> BlockSpec:
+    """Llama's block without biases: the config's sizes, window and rotation, scores scaled by 1 / sqrt(head_dim)."""
+    attention = AttentionSpec(
+        layer=layer,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        window=config.layer_windows[layer],
+    )
+    return BlockSpec(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        attention=attention,
+        rope=rotary_spec(config.rope, config.head_dim),
+        norm=NormSpec(config.norm_eps),
+        hidden_act=config.hidden_act,
+        experts=experts_spec(config, layer),
+    )
+
+
+def experts_spec(config: NormalConfig, layer: int) -> ExpertsSpec | None:
+    """The layer's mixture of experts; None: it has a plain MLP."""
+    experts = config.experts
+    if experts is None or not experts.is_sparse[layer]:
+        return None
+    return ExpertsSpec(experts.num_experts, experts.top_k, experts.intermediate_size, experts.renormalize)

@@ -1,0 +1,71 @@
+"""Steps of native families as a card would run them, over tensors without memory: the fused kernels take what they can,
+and refuse what they can't."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from octavo.config import make_engine_config
+from octavo.worker.device import DeviceFacts
+
+CARD = DeviceFacts("cuda", "", 140 << 30, 140 << 30, 2, has_bfloat16=True, has_fp8=True)
+SIZES = {
+    "vocab_size": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+FUSED: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+}
+PLAIN: dict[str, dict[str, Any]] = {
+    "gemma": {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"},
+    "gemma2": {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"},
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
+}
+"""Families -> their config.json; of FUSED, whole decode steps run in fused kernels."""
+
+PROGRAM = """
+import json, sys
+import torch
+import octavo.worker.build_kernels as b
+
+orders = json.load(sys.stdin)
+found = {}
+for name, order in orders.items():
+    read = b.Order.read(json.dumps(order))
+    assert read is not None, name
+    b.compile_for(read.capability)
+    with torch.inference_mode():
+        steps = b.MetaSteps.make(read.config, read.normal, read.quantization)
+    needed, rest = b.rounds_of_jobs(read)
+    found[name] = [steps.model.decode_kernels is not None, len(needed) + len(rest)]
+print(json.dumps(found))
+"""
+
+
+def test_steps_of_every_family() -> None:
+    """In a process of its own: it makes Triton believe in a device."""
+    options = asdict(make_engine_config({"model": "", "max_num_seqs": 8, "max_num_batched_tokens": 256}))
+    orders = {
+        name: {"config": options, "raw_config": SIZES | raw, "device": asdict(CARD), "capability": [9, 0]}
+        for name, raw in (FUSED | PLAIN).items()
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=json.dumps(orders), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {name for name, (is_fused, _) in found.items() if is_fused} == set(FUSED)
+    assert all(num_kernels > 10 for _, num_kernels in found.values())
