@@ -325,4 +325,6 @@ def _read_override(override: str) -> str:
     try:
         return Path(override).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template: can't read {override}: {error}", "chat_template") from error
+        raise ConfigError(
+            f"--chat-template: can't read {override}: {getattr(error, 'strerror', None) or error}", "chat_template"
+        ) from error

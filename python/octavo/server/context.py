@@ -66,6 +66,8 @@ class ServerContext:
         self.llm = llm
         self.config = config
         self.created = int(time.time())
+        if config.chat_template is not None:  # it is read again with the tokenizer: this finds mistakes before it loads
+            ChatTemplate.from_folder(None, config.chat_template)
         keys = config.api_key or [key for key in [envs.api_key()] if key]
         self.keyring = Keyring(keys, config.api_keys_file)
         self.draining = False

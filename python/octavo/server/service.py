@@ -243,7 +243,8 @@ def _listen(host: str, port: int, flag: str) -> socket.socket:
     try:
         return listen(host, port)
     except OSError as error:
-        reason = error.strerror or str(error)
+        number = error.errno or 0  # those below 0 are of the resolver of names
+        reason = os.strerror(number) if number > 0 else error.strerror or str(error)
         raise ConfigError(f"can't listen on {host}:{port}: {reason} (choose another with {flag} or --host)") from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from octavo.errors import ConfigError
 from octavo.server.report import CallReport
@@ -34,7 +35,14 @@ class Tracer:
 
     @classmethod
     def to_endpoint(cls, endpoint: str) -> Tracer:
-        """To an OTLP/HTTP collector such as http://127.0.0.1:4318/v1/traces. ConfigError without the packages."""
+        """To an OTLP/HTTP collector such as http://127.0.0.1:4318/v1/traces.
+
+        Raises:
+            ConfigError: That is no such address, or the packages are missing.
+        """
+        if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
+            message = f"--otlp-traces-endpoint: {endpoint[:200]!r} is not http(s)://HOST[:PORT]/PATH"
+            raise ConfigError(message, "otlp_traces_endpoint")
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError:

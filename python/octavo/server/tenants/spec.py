@@ -82,7 +82,8 @@ def read_keys_file(path: Path) -> dict[str, TenantSpec]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-keys-file: {path} can't be read: {error}", "api_keys_file") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--api-keys-file: {path} can't be read: {reason}", "api_keys_file") from None
     try:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError):
