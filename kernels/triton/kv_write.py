@@ -9,11 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.triton.handles import launch
+
 
 @triton.jit
 def write_kernel(
-    k_ptr, v_ptr, cache_ptr, place_ptr, k_stride, v_stride, block_stride,
+    k_ptr, v_ptr, cache_ptr, place_ptr,
     KV_HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """All heads of one token."""
     token = tl.program_id(0)
@@ -22,9 +25,9 @@ def write_kernel(
     dim_d = tl.arange(0, DIM_PAD)[None, :]
     mask = (head_g < KV_HEADS) & (dim_d < DIM)
     source = head_g * DIM + dim_d
-    k_gd = tl.load(k_ptr + token.to(tl.int64) * k_stride + source, mask=mask)
-    v_gd = tl.load(v_ptr + token.to(tl.int64) * v_stride + source, mask=mask)
-    target = cache_ptr + (place // BLOCK) * block_stride + (head_g * BLOCK + place % BLOCK) * DIM + dim_d
+    k_gd = tl.load(k_ptr + token.to(tl.int64) * K_STRIDE + source, mask=mask)
+    v_gd = tl.load(v_ptr + token.to(tl.int64) * V_STRIDE + source, mask=mask)
+    target = cache_ptr + (place // BLOCK) * BLOCK_STRIDE + (head_g * BLOCK + place % BLOCK) * DIM + dim_d
     tl.store(target, k_gd.to(cache_ptr.dtype.element_ty), mask=mask)
     tl.store(target + KV_HEADS * BLOCK * DIM, v_gd.to(cache_ptr.dtype.element_ty), mask=mask)
 
@@ -32,14 +35,16 @@ def write_kernel(
 def write_kv(k_tgd: Tensor, v_tgd: Tensor, kv_cache: Tensor, slot_mapping_t: Tensor) -> None:
     """As `kernels.reference.kv_write.write_kv`. A token's heads are dense in k and v; the cache is contiguous."""
     kv_heads, block_size, head_dim = kv_cache.shape[2:]
-    if not slot_mapping_t.shape[0]:
-        return
-    write_kernel[(slot_mapping_t.shape[0],)](
-        k_tgd, v_tgd, kv_cache, slot_mapping_t, k_tgd.stride(0), v_tgd.stride(0), kv_cache.stride(0),
-        KV_HEADS=kv_heads,
-        HEADS_PAD=triton.next_power_of_2(kv_heads),
-        DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
-        BLOCK=block_size,
-        num_warps=4,
-    )  # fmt: skip
+    constants = {
+        "KV_HEADS": kv_heads,
+        "HEADS_PAD": triton.next_power_of_2(kv_heads),
+        "DIM": head_dim,
+        "DIM_PAD": triton.next_power_of_2(head_dim),
+        "BLOCK": block_size,
+        "K_STRIDE": k_tgd.stride(0),
+        "V_STRIDE": v_tgd.stride(0),
+        "BLOCK_STRIDE": kv_cache.stride(0),
+    }
+    tokens = slot_mapping_t.shape[0]
+    if tokens:
+        launch(write_kernel, (tokens, 1, 1), (k_tgd, v_tgd, kv_cache, slot_mapping_t), constants, num_warps=4)

@@ -34,7 +34,7 @@ def config_of(prefix: str, **changes: Any) -> NormalConfig:
     return registry.read_config({**raw, "architectures": [architecture]})
 
 
-@pytest.mark.parametrize("prefix", ["Llama", "Qwen3", "GPT2", "Gemma2"])
+@pytest.mark.parametrize("prefix", ["Llama", "Qwen3", "GPT2", "Gemma2", "Phi3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_weight_bytes_are_exact(prefix: str, tied: bool) -> None:
     config = replace(config_of(prefix, tie_word_embeddings=tied), tie_word_embeddings=tied)
@@ -132,7 +132,11 @@ REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, dict[str, Any]], str]] = {
     ),
     "not a causal LM": ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "not a decoder"),
     "bidirectional": (("Bert", {}), "attends to later tokens"),
-    "unknown rope type": (("Llama", {"rope_parameters": LONG_ROPE}), "rope type 'longrope'"),
+    "unknown rope type": (
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_parameters": {"rope_type": "spiral"}},
+        "rope type 'spiral'",
+    ),
+    "wavelengths of another size": (("Llama", {"head_dim": 32, "rope_parameters": LONG_ROPE}), "short_factor has 8"),
     "unknown activation": (("Llama", {"hidden_act": "tanh"}), "hidden_act 'tanh'"),
 }
 """What -> (config.json fields, or a Transformers class and its fields; part of the message)."""

@@ -24,6 +24,12 @@ LLAMA_31 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+PHI_4_MINI = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.01 * i for i in range(64)],
+    "long_factor": [1.0 + 0.7 * i for i in range(64)],
+    "original_max_position_embeddings": 4096,
+}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "llama-2": ({}, {"rope_type": "default"}, 4096),
     "llama-3": ({"rope_theta": 500000.0}, {"rope_type": "default"}, 4096),
@@ -32,6 +38,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "dynamic, long": ({}, {"rope_type": "dynamic", "factor": 2.0}, 9000),
     "llama-3.1": ({"rope_theta": 500000.0, "max_position_embeddings": 131072}, LLAMA_31, 131072),
     "llama-3.2": ({"rope_theta": 500000.0, "head_dim": 64}, {**LLAMA_31, "factor": 32.0}, 4096),
+    "longrope, short": ({"max_position_embeddings": 131072}, PHI_4_MINI, 4096),
+    "longrope, long": ({"max_position_embeddings": 131072}, PHI_4_MINI, 131072),
+    "longrope, no longer": ({"max_position_embeddings": 4096}, PHI_4_MINI, 4096),
+    "longrope, own scale": ({}, {**PHI_4_MINI, "factor": 32.0, "attention_factor": 1.2}, 8192),
     "qwen2.5-yarn": (
         {"rope_theta": 1e6, "max_position_embeddings": 32768},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},

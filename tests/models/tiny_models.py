@@ -92,6 +92,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox-serial": ("GPTNeoX", {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False}),
     "phi3": ("Phi3", {}),
     "phi3-window": ("Phi3", {"sliding_window": 11, "tie_word_embeddings": True}),
+    "phi3-part-rotated": (
+        "Phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
     "phi3-longrope": ("Phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 128}),
     "gemma2": (
         "Gemma2",
@@ -114,6 +118,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2", {}),
     "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0}),
+    "granite-residuals": ("Granite", {"residual_multiplier": 0.4, "attention_bias": True, "mlp_bias": True}),
     "cohere": ("Cohere", {"logit_scale": 0.25}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
     "mixtral-window": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 9}),
@@ -129,7 +134,19 @@ MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
 
-NATIVE_PREFIXES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral", "Gemma", "Gemma2", "Gemma3")
+NATIVE_PREFIXES = (
+    "Llama",
+    "Mistral",
+    "Qwen2",
+    "Qwen3",
+    "Qwen3Moe",
+    "Mixtral",
+    "Gemma",
+    "Gemma2",
+    "Gemma3",
+    "Phi3",
+    "Granite",
+)
 
 
 def make_reference(case: str, seed: int = 0) -> Any:

@@ -27,12 +27,15 @@ SIZES = {
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
 FUSED: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
+    "phi3": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
 }
 PLAIN: dict[str, dict[str, Any]] = {
     "gemma": {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"},
     "gemma2": {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"},
     "gemma3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
+    "phi3-part-rotated": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "partial_rotary_factor": 0.75},
+    "granite": {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "logits_scaling": 8.0},
 }
 """Families -> their config.json; of FUSED, whole decode steps run in fused kernels."""
 

@@ -1,12 +1,13 @@
 """Angles per position of each type of rotary embedding, in numpy. Tables are made from them in rotary.py, and in the
 embedded decoder.
 
-They follow Transformers' modeling_rope_utils to the last operation (types default, linear, dynamic, llama3, yarn).
+They follow Transformers' modeling_rope_utils to the last operation (types default, linear, dynamic, llama3, yarn,
+longrope).
 
-`dynamic` (NTK) frequencies depend on the sequence's length. A cached key was rotated once and can't follow a growing
-sequence, so the table is made for the longest sequence that is served: served lengths up to the trained length use the
-plain frequencies (as Transformers does), longer ones those that Transformers would use for a sequence of exactly that
-length.
+`dynamic` (NTK) and `longrope` frequencies depend on the sequence's length. A cached key was rotated once and can't
+follow a growing sequence, so the table is made for the longest sequence that is served: served lengths up to the
+trained length use the frequencies of short ones (as Transformers does), longer ones those that Transformers would use
+for a sequence of exactly that length.
 
 Shape suffixes: f rotary_dim / 2.
 """
@@ -42,6 +43,8 @@ class RotarySpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
     is_interleaved: bool = False
     """Neighbouring dims are rotated together (rotary.py)."""
 
@@ -113,12 +116,26 @@ def yarn_scale(spec: RotarySpec) -> float:
     return scale(1.0)
 
 
+def longrope_frequencies(spec: RotarySpec, length: int, powers: Powers) -> tuple[Floats, float]:
+    trained, name = spec.original_max_position, "short_factor"
+    if length > trained:
+        name = "long_factor"
+    stretch_f = np.array(getattr(spec, name), dtype=np.float32)
+    if len(stretch_f) != spec.rotary_dim // 2:
+        raise ModelError(f"config.json: {name} has {len(stretch_f)} numbers, not {spec.rotary_dim // 2}")
+    scale = spec.attention_factor
+    if scale is None:
+        scale = math.sqrt(1 + math.log(spec.factor) / math.log(trained)) if spec.factor > 1 else 1.0
+    return np.float32(1.0) / (stretch_f * powers(spec.theta, spec.rotary_dim)), scale
+
+
 FREQUENCIES: dict[str, Callable[[RotarySpec, int, Powers], tuple[Floats, float]]] = {
     "default": default_frequencies,
     "linear": linear_frequencies,
     "dynamic": dynamic_frequencies,
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
+    "longrope": longrope_frequencies,
 }
 """Type -> (spec, longest served length, powers) -> (angle per position, fp32 [f]; factor of cosines and sines)."""
 

@@ -21,8 +21,9 @@ from octavo.models.quantization import read_quantization
 class RopeConfig:
     """Rotary embedding. Fields past `partial_rotary_factor` have a meaning only for the types that use them.
 
-    `original_max_position` is the length that the model was trained at before scaling (llama3, yarn, dynamic).
-    `attention_factor` None: the type's formula decides (yarn: from `factor` and the mscales).
+    `original_max_position` is the length that the model was trained at before scaling (llama3, yarn, dynamic,
+    longrope). `attention_factor` None: the type's formula decides (yarn: from `factor` and the mscales). Of longrope,
+    wavelengths are multiplied by `short_factor` up to that length, and by `long_factor` past it.
     """
 
     type: str = "default"
@@ -38,6 +39,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,14 @@ def _rope(reader: Reader, max_position: int) -> RopeConfig:
     def optional(name: str) -> float | None:
         return number(name, 0.0) if values.get(name) is not None else None
 
+    def numbers(name: str) -> tuple[float, ...]:
+        found = values.get(name) or ()
+        if not isinstance(found, list | tuple) or not all(isinstance(value, int | float) for value in found):
+            raise ModelError(f"config.json: {name} of the rope parameters is {found!r}, not a list of numbers")
+        return tuple(float(value) for value in found)
+
     kind = str(values.get("rope_type") or values.get("type") or "default")
+    kind = "longrope" if kind == "su" else kind  # its first name
     original = reader.get("original_max_position_embeddings") or number(
         "original_max_position_embeddings", max_position
     )
@@ -213,7 +223,7 @@ def _rope(reader: Reader, max_position: int) -> RopeConfig:
     if factor is None:
         if kind in ("linear", "dynamic", "llama3"):
             raise ModelError(f"config.json: rope type {kind} has no factor")
-        factor = max_position / original if kind == "yarn" else 1.0
+        factor = max_position / original if kind in ("yarn", "longrope") else 1.0
     return RopeConfig(
         type=kind,
         theta=number("rope_theta", reader.number("rope_theta", 10000.0)),
@@ -228,6 +238,8 @@ def _rope(reader: Reader, max_position: int) -> RopeConfig:
         mscale=optional("mscale"),
         mscale_all_dim=optional("mscale_all_dim"),
         truncate=bool(values.get("truncate", True)),
+        short_factor=numbers("short_factor"),
+        long_factor=numbers("long_factor"),
     )
 
 

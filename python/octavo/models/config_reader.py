@@ -100,7 +100,8 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.25,
         "attention_bias": True,
     },
-    "phi3": {"max_position_embeddings": 4096, "norm_eps": 1e-5},
+    "phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "norm_eps": 1e-5},
+    "granite": {"max_position_embeddings": 2048, "norm_eps": 1e-6},
     "olmo2": {"max_position_embeddings": 2048, "norm_eps": 1e-5},
 }
 """What a config.json of this `model_type` means where it is silent (Transformers writes only what differs)."""

@@ -174,4 +174,6 @@ def rotary_spec(rope: RopeConfig, head_dim: int) -> RotarySpec:
         mscale=rope.mscale,
         mscale_all_dim=rope.mscale_all_dim,
         truncate=rope.truncate,
+        short_factor=rope.short_factor,
+        long_factor=rope.long_factor,
     )

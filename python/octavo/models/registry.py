@@ -36,6 +36,8 @@ NATIVE = {
     "GemmaForCausalLM": "octavo.models.gemma:FAMILY",
     "Gemma2ForCausalLM": "octavo.models.gemma2:FAMILY",
     "Gemma3ForCausalLM": "octavo.models.gemma3:FAMILY",
+    "Phi3ForCausalLM": "octavo.models.phi3:FAMILY",
+    "GraniteForCausalLM": "octavo.models.granite:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 

@@ -1,0 +1,31 @@
+"""Granite 3: Llama with multipliers of embeddings, scores, residuals and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo.models.config import NormalConfig
+from octavo.models.config_reader import Reader
+from octavo.models.family import BlockSpec, Family, Names, Scales, block_spec
+
+
+def _block(config: NormalConfig, layer: int) -> BlockSpec:
+    spec, reader = block_spec(config, layer), Reader(config.raw)
+    return replace(
+        spec,
+        attention=replace(spec.attention, scale=reader.number("attention_multiplier", 1.0)),
+        residual_scale=reader.number("residual_multiplier", 1.0),
+        qkv_bias=config.qkv_bias,
+        o_bias=config.o_bias,
+        mlp_bias=config.mlp_bias,
+    )
+
+
+def _scales(config: NormalConfig) -> Scales:
+    reader = Reader(config.raw)
+    return Scales(
+        embedding=reader.number("embedding_multiplier", 1.0), logits=1.0 / reader.number("logits_scaling", 1.0)
+    )
+
+
+FAMILY = Family(names=Names(), block=_block, scales=_scales)
