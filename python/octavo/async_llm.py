@@ -6,10 +6,10 @@ Not here: the process and its restarts (engine/client.py), the offline API (llm.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from octavo._core import EngineStats, Tokenizer
 from octavo.config import EngineConfig, make_engine_config
@@ -19,12 +19,22 @@ from octavo.engine.outputs import Mode, OutputBuilder, check_mode
 from octavo.engine.request import RequestFactory, recommended_params
 from octavo.engine.streams import Stream
 from octavo.errors import ConfigError, EngineDeadError
-from octavo.pooling.inputs import PoolingInput
+from octavo.pooling import work
+from octavo.pooling.inputs import InputEncoder, PoolingInput
 from octavo.pooling.remote import Pooled, check_pools, run_remote
+from octavo.pooling.work import Prompts, Texts, Work
 from octavo.prompts import PromptEncoder
-from octavo.protocol import ModelFacts, RequestOutput
+from octavo.protocol import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    ModelFacts,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+)
 from octavo.sampling_params import SamplingParams
 
+T = TypeVar("T")
 LONG_TEXT_CHARS = 4096
 """Longer prompts are tokenized on a thread, so that the event loop goes on."""
 
@@ -204,6 +214,43 @@ class AsyncLLM:
         if len(text) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(self._encoder.encode, text)
         return self._encoder.encode(text)
+
+    async def embed(
+        self, prompts: Prompts, *, dimensions: int | None = None, truncate_prompt_tokens: int | None = None
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """As `LLM.embed`. Errors also as for `pool`."""
+        return await self._pooled(
+            lambda facts, encoder: work.embeddings(facts, encoder, prompts, dimensions, truncate_prompt_tokens)
+        )
+
+    async def score(
+        self,
+        text_1: Texts,
+        text_2: Texts,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+    ) -> list[ScoringOutput]:
+        """As `LLM.score`. Errors also as for `pool`."""
+        return await self._pooled(
+            lambda facts, encoder: work.scores(facts, encoder, text_1, text_2, truncate_prompt_tokens, instruction)
+        )
+
+    async def classify(
+        self, prompts: Prompts, *, truncate_prompt_tokens: int | None = None
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """As `LLM.classify`. Errors also as for `pool`."""
+        return await self._pooled(lambda facts, encoder: work.classes(facts, encoder, prompts, truncate_prompt_tokens))
+
+    async def _pooled(self, prepare: Callable[[ModelFacts, InputEncoder], Work[T]]) -> T:
+        await self.start()
+        check_pools(self.factory.facts)
+        prepared = await asyncio.to_thread(prepare, self.factory.facts, self._input_encoder)
+        return prepared.finish((await self.pool(prepared.inputs)).rows)
+
+    @cached_property
+    def _input_encoder(self) -> InputEncoder:
+        return InputEncoder(self.factory.facts)
 
     async def pool(self, inputs: Sequence[PoolingInput], *, deadline_s: float = 0.0) -> Pooled:
         """Run inputs through a model that pools: one row of numbers each. Cancelling it drops what was not run.

@@ -26,7 +26,17 @@ from octavo.engine.progress import GenerateBar, LoadBar
 from octavo.engine.request import RequestFactory, recommended_params
 from octavo.engine.router import FrameRouter
 from octavo.errors import ConfigError, EngineDeadError, RequestError
-from octavo.protocol import RequestOutput
+from octavo.pooling import work
+from octavo.pooling.inputs import InputEncoder
+from octavo.pooling.remote import check_pools
+from octavo.pooling.work import Prompts, Texts, Work
+from octavo.protocol import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+)
 from octavo.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -84,6 +94,7 @@ class LLM:
         self._ids = itertools.count()
         self._turns = threading.Lock()
         self._ended_by: str | None = None
+        self._input_encoder: InputEncoder | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -153,6 +164,58 @@ class LLM:
 
         return self._run(_in_threads(encode, _conversations(messages)), sampling_params, use_tqdm)
 
+    def embed(
+        self, prompts: Prompts, *, dimensions: int | None = None, truncate_prompt_tokens: int | None = None
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """A vector for each prompt (text or token ids), in their order.
+
+        Args:
+            dimensions: Keep so many numbers, and make the vector of length 1 again.
+            truncate_prompt_tokens: Cut longer prompts to so many tokens; -1: to what the model takes.
+
+        Raises:
+            RequestError: A prompt is empty or too long, or the model does something else; nothing has run.
+        """
+        return self._pooled(
+            lambda encoder: work.embeddings(self.facts, encoder, prompts, dimensions, truncate_prompt_tokens)
+        )
+
+    def score(
+        self,
+        text_1: Texts,
+        text_2: Texts,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+    ) -> list[ScoringOutput]:
+        """How well the texts of each pair go together: one first text for all second ones, or as many of both.
+
+        `instruction` says to a yes/no reranker what counts. Otherwise as `embed`.
+        """
+        return self._pooled(
+            lambda encoder: work.scores(self.facts, encoder, text_1, text_2, truncate_prompt_tokens, instruction)
+        )
+
+    def classify(
+        self, prompts: Prompts, *, truncate_prompt_tokens: int | None = None
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """The probabilities of the model's labels for each prompt. Otherwise as `embed`."""
+        return self._pooled(lambda encoder: work.classes(self.facts, encoder, prompts, truncate_prompt_tokens))
+
+    def _pooled(self, prepare: Callable[[InputEncoder], Work[T]]) -> T:
+        check_pools(self.facts)
+        with self._turns:
+            self._check_usable()
+            if self._input_encoder is None:
+                self._input_encoder = InputEncoder(self.facts)
+            inputs, finish = prepare(self._input_encoder)
+            loop: Any = self._loop
+            return finish(loop.run(inputs))
+
+    def _check_usable(self) -> None:
+        if self._ended_by is not None:
+            raise EngineDeadError(f"this engine can't be used any more: {self._ended_by}")
+
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False when some are in use."""
         with self._turns:
@@ -169,8 +232,7 @@ class LLM:
         params = self._params_list(sampling_params, len(prompts))
         builders: list[OutputBuilder] = []
         with self._turns:
-            if self._ended_by is not None:
-                raise EngineDeadError(f"this engine can't be used any more: {self._ended_by}")
+            self._check_usable()
             for (text, token_ids), one in zip(prompts, params, strict=True):
                 request = self._factory.prepare(token_ids, one)
                 builders.append(OutputBuilder(str(next(self._ids)), text, request, self.tokenizer))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Logprob(NamedTuple):
@@ -63,6 +65,36 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = None
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of a text."""
+
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """Probabilities of the model's labels, and the most probable label."""
+
+    probs: list[float]
+    label: str
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts go together."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[T]):
+    """What a model that does not generate made of one text."""
+
+    prompt_token_ids: list[int]
+    outputs: T
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ here: execution (pooling/runner.py) and which texts share a batch (pooling/jobs.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from octavo._core import Core
 from octavo.engine.calls import Args, Calls, Reply
+from octavo.pooling.answers import Rows
+from octavo.pooling.inputs import PoolingInput
 from octavo.pooling.jobs import Job, Jobs
 from octavo.pooling.runner import PoolingRunner
 
@@ -45,6 +48,17 @@ class PoolingLoop:
         """One pass; False when there was nothing to run."""
         if self.core.step(None).has_calls:
             self._calls.answer_all()
+        return self._run_batch()
+
+    def run(self, inputs: Sequence[PoolingInput]) -> Rows:
+        """[inputs, numbers]: for a caller in this process, who waits."""
+        done: list[Job] = []
+        self.jobs.add(Job("", inputs, done.append, _no_refusal))
+        while not done:
+            self._run_batch()
+        return done[0].rows()
+
+    def _run_batch(self) -> bool:
         batch = self.jobs.next_batch()
         if batch:
             rows = self.runner.run([job.inputs[number] for job, number in batch])
@@ -80,6 +94,10 @@ class PoolingLoop:
         """Release the socket and the device."""
         self.core.close()
         self.runner.close()
+
+
+def _no_refusal(answer: dict[str, Any]) -> None:
+    raise AssertionError(f"one job at a time is never refused: {answer}")
 
 
 def _register_arenas(core: Core) -> list[NDArray[np.int32]]:

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.pooling.answers import Rows, shorten
+from octavo.pooling.answers import Rows
+from octavo.pooling.work import shortened
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
 from octavo.server.pooling_call import Usage, answer
@@ -39,8 +40,7 @@ async def embeddings(request: Request) -> Response:
 
 
 def _data(wanted: EmbeddingRequest, rows_nd: Rows) -> list[dict[str, Any]]:
-    if wanted.dimensions is not None and wanted.dimensions < rows_nd.shape[1]:
-        rows_nd = shorten(rows_nd, wanted.dimensions)
+    rows_nd = shortened(rows_nd, wanted.dimensions)
     if wanted.encoding_format == "base64":
         little = np.ascontiguousarray(rows_nd, "<f4")
         vectors: list[Any] = [base64.b64encode(row.tobytes()).decode() for row in little]

@@ -7,7 +7,6 @@ cosine of the two vectors.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,15 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.errors import RequestError
-from octavo.pooling.answers import Rows, activate, similarities
-from octavo.pooling.inputs import PoolingInput
+from octavo.pooling.answers import Rows
+from octavo.pooling.work import Work, score_work
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
 from octavo.server.pooling_call import Usage, answer, id_of
-from octavo.server.schema.pooling import parse_rerank, parse_score
-
-Pair = tuple[str, str]
+from octavo.server.schema.pooling import RerankRequest, ScoreRequest, parse_rerank, parse_score
 
 
 async def score(request: Request) -> Response:
@@ -34,7 +30,7 @@ async def score(request: Request) -> Response:
     body, size_bytes = await read_json(request)
     wanted, pairs = parse_score(body)
     model = context.check_model(wanted.model)
-    work = partial(_encode, context, pairs, wanted.truncate_prompt_tokens, wanted.instruction)
+    work = partial(_work, context, wanted, pairs)
     inputs, scores_of = await context.run_text(work, size_bytes=size_bytes)
 
     def write(rows: Rows, usage: Usage) -> dict[str, Any]:
@@ -62,7 +58,7 @@ async def rerank(request: Request) -> Response:
     wanted, documents = parse_rerank(body)
     model = context.check_model(wanted.model)
     pairs = [(wanted.query, document) for document in documents]
-    work = partial(_encode, context, pairs, wanted.truncate_prompt_tokens, wanted.instruction)
+    work = partial(_work, context, wanted, pairs)
     inputs, scores_of = await context.run_text(work, size_bytes=size_bytes)
 
     def write(rows: Rows, usage: Usage) -> dict[str, Any]:
@@ -78,24 +74,14 @@ async def rerank(request: Request) -> Response:
     return await answer(request, context, inputs, write)
 
 
-def _encode(
-    context: ServerContext, pairs: list[Pair], truncate: int | None, instruction: str | None
-) -> tuple[list[PoolingInput], Callable[[Rows], Rows]]:
-    """(inputs, from their rows to a score a pair). An embedding model reads each different text once."""
-    encoder = context.input_encoder
-    if context.facts.task == "score":
-        activation = context.pooling.activation
-        inputs = encoder.encode_pairs(pairs, truncate=truncate, instruction=instruction)
-        return inputs, lambda rows: activate(rows, activation)[:, 0]
-    if instruction is not None:
-        raise RequestError("instruction: this model takes none", "instruction")
-    numbers: dict[str, int] = {}
-    for pair in pairs:
-        for text in pair:
-            numbers.setdefault(text, len(numbers))
-    first, second = ([numbers[pair[side]] for pair in pairs] for side in (0, 1))
-    inputs = encoder.encode(list(numbers), truncate=truncate, param="documents")
-    return inputs, lambda rows: similarities(rows[first], rows[second])
+def _work(context: ServerContext, wanted: ScoreRequest | RerankRequest, pairs: list[tuple[str, str]]) -> Work[Rows]:
+    return score_work(
+        context.facts,
+        context.input_encoder,
+        pairs,
+        truncate=wanted.truncate_prompt_tokens,
+        instruction=wanted.instruction,
+    )
 
 
 ROUTES = [

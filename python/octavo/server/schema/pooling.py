@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import RequestError
+from octavo.pooling.work import check_dimensions, pair_up
 from octavo.server.schema.parse import parse
 
 MAX_INPUTS = 2048
@@ -70,8 +71,8 @@ def parse_embedding(body: Mapping[str, Any], num_dimensions: int) -> EmbeddingRe
     request = parse(EmbeddingRequest, body)
     if request.encoding_format not in FORMATS:
         raise RequestError(f"encoding_format must be one of {', '.join(FORMATS)}", "encoding_format")
-    if request.dimensions is not None and not 1 <= request.dimensions <= num_dimensions:
-        raise RequestError(f"dimensions must be within 1 and {num_dimensions} for this model", "dimensions")
+    if request.dimensions is not None:
+        check_dimensions(request.dimensions, num_dimensions)
     return request
 
 
@@ -103,14 +104,7 @@ def parse_score(body: Mapping[str, Any]) -> tuple[ScoreRequest, list[tuple[str, 
     request = parse(ScoreRequest, body)
     names = ("queries", "documents") if request.text_1 is None and request.text_2 is None else ("text_1", "text_2")
     first, second = (_texts(getattr(request, name), name) for name in names)
-    if len(first) == 1:
-        first *= len(second)
-    if len(first) != len(second):
-        raise RequestError(
-            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}: give one first text, or as many of both",
-            names[0],
-        )
-    return request, list(zip(first, second, strict=True))
+    return request, pair_up(first, second, names)
 
 
 def _texts(given: str | list[str] | None, name: str) -> list[str]:
