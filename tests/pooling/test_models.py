@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ def ids_of(text: str) -> list[int]:
 def hidden(model: Any, ids: list[int], **more: Any) -> Tensor:
     """[tokens, hidden] of one text."""
     with torch.inference_mode():
-        states: Tensor = model.base_model(input_ids=torch.tensor([ids]), **more).last_hidden_state[0]
-    return states
+        return torch.as_tensor(model.base_model(input_ids=torch.tensor([ids]), **more).last_hidden_state[0])
 
 
 def embed(folder: Path, **options: Any) -> np.ndarray[Any, Any]:
@@ -58,7 +58,7 @@ def weighted(states: Tensor) -> Tensor:
     return (states * weights).sum(0) / weights.sum()
 
 
-POOLINGS = {
+POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "pooling_mode_cls_token": lambda states: states[0],
     "pooling_mode_mean_tokens": lambda states: states.mean(0),
     "pooling_mode_max_tokens": lambda states: states.amax(0),
