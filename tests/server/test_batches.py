@@ -237,6 +237,18 @@ async def test_what_may_be_tried_again_is(make: Made, llm: FakeLLM, monkeypatch:
     assert (await client.batches.retrieve(batch.id)).request_counts.completed == 1
 
 
+async def test_a_mistake_of_the_server_fails_its_request_alone(make: Made, llm: FakeLLM) -> None:
+    mistakes: list[Item] = [KeyError("mistake")]
+    llm.script = lambda request: [mistakes.pop()] if mistakes else [[FakeDelta(text="a", finish_reason="stop")]]
+    client = client_of(make())
+    batch = await start(client, *(line(f"r{i}") for i in range(20)))
+    done = await until(client, batch.id, has_ended)
+    assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 19, 1)
+    (error,) = await lines_of(client, done.error_file_id)
+    assert error["response"]["status_code"] == 500
+    assert error["response"]["body"]["error"]["code"] == "internal_error"
+
+
 async def test_batches_leave_room(make: Made, llm: FakeLLM) -> None:
     app = make(batch_concurrency=100)
     context = app.state.context

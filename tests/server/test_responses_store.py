@@ -129,6 +129,8 @@ async def test_background(keeper: openai.AsyncOpenAI, llm: FakeLLM) -> None:
     assert events[-1].type == "response.completed"
     later = [e async for e in await keeper.responses.retrieve(accepted.id, stream=True, starting_after=4)]
     assert [event.sequence_number for event in later] == [event.sequence_number for event in events[5:]]
+    for last in (events[-1].sequence_number, 10**6):  # a client that comes back and has missed nothing
+        assert [e async for e in await keeper.responses.retrieve(accepted.id, stream=True, starting_after=last)] == []
     assert (await keeper.responses.cancel(accepted.id)).status == "completed"
 
 

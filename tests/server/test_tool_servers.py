@@ -157,8 +157,9 @@ async def test_a_drain_while_a_tool_works(
     context, client = app.state.context, client_of(app)
     scripted.say([*call(0, "wait", "{}"), *CALLED], text("sorry"))
     accepted = await create(client, background=True)
-    while not server.calls:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while not server.calls:
+            await asyncio.sleep(0)
     assert not context.live
     assert await context.drain(drain_s) == cut
     kept = context.responses.get(accepted.id, "default")
@@ -168,6 +169,19 @@ async def test_a_drain_while_a_tool_works(
         assert (kept.response["status"], "shut down" in kept.response["error"]["message"]) == ("failed", True)
     else:
         assert (kept.response["status"], len(scripted.turns)) == ("completed", 2)
+
+
+async def test_an_operator_ends_a_response_while_a_tool_works(
+    app: Starlette, scripted: Scripted, server: ToolServerThread
+) -> None:
+    scripted.say([*call(0, "wait", "{}"), *CALLED])
+    sent = AsgiCall(app, "/v1/responses", {"input": "hi", "tools": [CALC]}, headers=[(b"x-request-id", b"job")])
+    async with asyncio.timeout(20):
+        while not server.calls:
+            await asyncio.sleep(0)
+    assert app.state.context.abort("job") == 1
+    assert (await sent.next())["status"] == 503
+    assert not app.state.context.runs
 
 
 async def test_bounds_on_turns_and_calls(

@@ -233,7 +233,7 @@ class ServerContext:
         error = UnavailableError("the server shut down before this request was finished")
         waiting = [run for run in self.runs if run.is_between_turns]
         for run in waiting:
-            log.warning("cut: a response that waits for a tool")
+            log.warning("cut: %s while a tool worked", run.request_id or "a response")
             run.cut(error)
         cut = list(self.live)
         for generation in cut:
@@ -247,10 +247,12 @@ class ServerContext:
         ids = {each: each.record.caller.request_id for each in self.live}
         exact = [each for each, own in ids.items() if own == request_id]
         found = exact or [each for each, own in ids.items() if own and request_id.endswith(("-" + own, "_" + own))]
-        for generation in found:
-            message = "the request was ended by an operator"
-            generation.cut(ApiError(503, message, kind="service_unavailable", code="aborted"))
-        return len(found)
+        message = "the request was ended by an operator"
+        error = ApiError(503, message, kind="service_unavailable", code="aborted")
+        waiting = [run for run in self.runs if run.is_between_turns and run.request_id == request_id]
+        for each in (*found, *waiting):
+            each.cut(error)
+        return len(found) + len(waiting)
 
     def close(self) -> None:
         if self.batches is not None:

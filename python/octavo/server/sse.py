@@ -72,7 +72,7 @@ class EventStream(Response):
             self._on_close()
 
     async def _pump(self, scope: Scope, send: Send) -> None:
-        first = await anext(self._events)
+        first = await anext(self._events, "")  # a follower of what has ended may have missed nothing
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         await send({"type": "http.response.body", "body": first.encode(), "more_body": True})
         last = b""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Scope
+
+from octavo.server.errors import openai_object, to_api_error
 
 
 @dataclass(slots=True)
@@ -48,5 +51,9 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> Answer:
         else:
             answer.body += message.get("body", b"")
 
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception as error:  # as the gate would answer it: the other requests of the batch go on
+        api = to_api_error(error)
+        return Answer(api.status, json.dumps({"error": openai_object(api)}).encode())
     return answer

@@ -25,6 +25,7 @@ from octavo.server.responses.tools import Toolbox, choose
 from octavo.server.responses.truncate import drop_oldest
 from octavo.server.schema.responses import WORDS, ResponsesRequest
 from octavo.server.schema.words import all_renamed, renamed
+from octavo.server.tenants import caller
 from octavo.server.turn import Turn, prompt_token_ids
 
 ENDS = ("stop", "length", "tool_calls")
@@ -57,7 +58,7 @@ class _Said:
 
 
 class ResponseRun:
-    """One response from its first turn to its end; `start` once, iterate once, and `close` always.
+    """One response, for the call in progress: `start` once, iterate once, and `close` always.
 
     Args:
         items: The whole conversation.
@@ -77,6 +78,7 @@ class ResponseRun:
         size_bytes: int,
     ) -> None:
         self.writer = writer
+        self.request_id = caller.current().request_id
         self._context = context
         self._wanted = wanted
         self._params = params
