@@ -131,7 +131,7 @@ class SchedulerConfig:
     max_itl_ms: float | None = option(
         None,
         "Longest wanted time between two tokens of a sequence: as measured, steps with decodes take no more prompt "
-        "tokens than fit (but 32). Default: from 3 to 4 decode steps (or 100 ms), growing with the prompt tokens that "
+        "tokens than fit (but 32). Default: from 2 to 4 decode steps (or 100 ms), growing with the prompt tokens that "
         "wait; no limit offline. 0: no limit.",
         low=0,
     )
@@ -158,7 +158,7 @@ class ExecutionConfig:
 
     device: str = option("auto", "auto takes a CUDA device when there is one.", choices=("auto", "cpu", "cuda"))
     runner: str = option(
-        "torch",
+        "auto",
         "What executes steps: torch, embedded (on CPU, without torch), or auto, which takes embedded where it can run; "
         "fake makes up tokens (benches of everything else).",
         choices=("auto", "torch", "embedded", "fake"),
