@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from fake_engine import FakeDelta, FakeLLM
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,6 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from octavo.config import ServerConfig
 from octavo.errors import EngineDeadError, OverloadError
+from octavo.protocol import PoolingFacts
 from octavo.server.grpc.protocol import SERVICE, compiled
 from octavo.server.grpc.server import GrpcServer
 
@@ -158,6 +161,54 @@ async def test_model_info_and_tokens(stub: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Detokenize(MESSAGES.DetokenizeRequest(token_ids=[10**6]))
     assert "not in the vocabulary" in caught.value.details()
+
+
+@dataclass
+class Pooled:
+    """Like what `AsyncLLM.pool` gives."""
+
+    rows: np.ndarray
+    queue_s: float = 0.0
+
+
+def embeds(llm: FakeLLM) -> list[list[int]]:
+    """Make the engine one that embeds; the inputs that it will get."""
+    got: list[list[int]] = []
+
+    async def pool(inputs: list[Any], *, deadline_s: float) -> Pooled:
+        got.extend(one.token_ids for one in inputs)
+        return Pooled(np.array([[3.0, 4.0, 12.0]] * len(inputs), np.float32))
+
+    assert llm.facts is not None
+    llm.facts = replace(llm.facts, task="embed", pooling=PoolingFacts(num_outputs=3))
+    llm.pool = pool  # type: ignore[attr-defined]
+    return got
+
+
+async def test_embed(stub: Any, llm: FakeLLM) -> None:
+    got = embeds(llm)
+    inputs = [MESSAGES.EmbedInput(text="abc"), MESSAGES.EmbedInput(token_ids=MESSAGES.TokenIds(ids=[5, 6]))]
+    answer = await stub.Embed(MESSAGES.EmbedRequest(inputs=inputs, dimensions=2))
+    assert [list(each.values) for each in answer.embeddings] == [pytest.approx([0.6, 0.8])] * 2
+    assert got[1] == [5, 6]
+    assert answer.usage.prompt_tokens == sum(map(len, got))
+    for asked, message in (
+        (MESSAGES.EmbedRequest(), "input"),
+        (MESSAGES.EmbedRequest(inputs=inputs, dimensions=4), "dimensions"),
+        (MESSAGES.EmbedRequest(inputs=[MESSAGES.EmbedInput(text="x" * 4000)]), "tokens"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Embed(asked)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert message in caught.value.details()
+
+
+async def test_a_model_does_one_thing(stub: Any, llm: FakeLLM) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="needs a model"):
+        await stub.Embed(MESSAGES.EmbedRequest(inputs=[MESSAGES.EmbedInput(text="abc")]))
+    embeds(llm)
+    with pytest.raises(grpc.aio.AioRpcError, match="needs a model"):
+        await collect(stub, request())
 
 
 async def test_health_and_reflection(channel: grpc.aio.Channel, server: GrpcServer, llm: FakeLLM) -> None:

@@ -1,4 +1,4 @@
-"""A GenerateRequest as what the engine takes: its prompt and its SamplingParams."""
+"""Requests as what the engine takes: prompts, SamplingParams, inputs to embed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.generation import Prompt
 from octavo.server.schema.parse import load_value
+from octavo.server.schema.pooling import EmbeddingRequest, parse_embedding
 from octavo.server.schema.tokenize import TokenizeRequest, parse_tokenize
 
 LISTS = ("stop", "stop_token_ids", "bad_words")
@@ -43,6 +44,19 @@ def make_prompt(context: ServerContext, request: Any) -> Prompt:
     wanted: TokenizeRequest = parse_tokenize({"messages": _json(request.messages_json, "messages_json")})
     assert wanted.messages is not None
     return Prompt(context.encoder.encode_chat(wanted.messages), None)
+
+
+def embedding_request(message: Any, num_dimensions: int) -> EmbeddingRequest:
+    """An EmbedRequest as the body of /v1/embeddings. RequestError names the field at fault."""
+    inputs = []
+    for one in message.inputs:
+        kind = one.WhichOneof("input")
+        inputs.append(list(one.token_ids.ids) if kind == "token_ids" else one.text)
+    body: dict[str, Any] = {"input": inputs}
+    for name in ("dimensions", "truncate_prompt_tokens"):
+        if message.HasField(name):
+            body[name] = getattr(message, name)
+    return parse_embedding(body, num_dimensions)
 
 
 def _json(text: str, param: str) -> Any:

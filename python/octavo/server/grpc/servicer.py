@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import RequestError
+from octavo.pooling.work import shortened
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.grpc.calls import answering
-from octavo.server.grpc.params import make_prompt, sampling_params
+from octavo.server.grpc.params import embedding_request, make_prompt, sampling_params
 from octavo.server.grpc.protocol import compiled
 from octavo.server.logprobs import finite
+from octavo.server.pooling_call import PoolingCall
+from octavo.server.schema.pooling import input_list
 from octavo.server.tenants.caller import Caller
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ class Servicer:
         """See `octavo.proto`."""
         context = self._context
         async with answering(context, call, request.request_id) as caller:
+            context.check_task("generate")
             context.check_model(request.model or None)
             params = sampling_params(request.sampling_params, context.facts.default_sampling_params)
             prompt = await context.run_text(make_prompt, context, request, size_bytes=request.ByteSize())
@@ -80,6 +85,25 @@ class Servicer:
             stop_reason="" if delta.stop_reason is None else str(delta.stop_reason),
         )
 
+    async def Embed(self, request: Any, call: grpc.aio.ServicerContext) -> Any:  # noqa: N802
+        """See `octavo.proto`."""
+        context = self._context
+        async with answering(context, call):
+            context.check_task("embed")
+            context.check_model(request.model or None)
+            wanted = embedding_request(request, context.pooling.num_outputs)
+            work = partial(context.input_encoder.encode, truncate=wanted.truncate_prompt_tokens)
+            inputs = await context.run_text(work, input_list(wanted.input), size_bytes=request.ByteSize())
+            pooling = PoolingCall(context, inputs)
+            try:
+                rows_nd = shortened(await pooling.run(), wanted.dimensions)
+            finally:
+                pooling.close()
+            return self._messages.EmbedResponse(
+                embeddings=[self._messages.Embedding(values=row) for row in rows_nd.tolist()],
+                usage=self._messages.Usage(prompt_tokens=pooling.usage["prompt_tokens"]),
+            )
+
     async def Abort(self, request: Any, call: grpc.aio.ServicerContext) -> Any:  # noqa: N802
         """See `octavo.proto`."""
         async with answering(self._context, call) as caller:
@@ -105,6 +129,7 @@ class Servicer:
                 max_num_seqs=facts.max_num_seqs,
                 has_tokenizer=context.llm.tokenizer is not None,
                 has_chat_template=context.encoder.template.source is not None,
+                task=facts.task,
             )
 
     async def Tokenize(self, request: Any, call: grpc.aio.ServicerContext) -> Any:  # noqa: N802
