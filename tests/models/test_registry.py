@@ -34,7 +34,7 @@ def config_of(prefix: str, **changes: Any) -> NormalConfig:
     return registry.read_config({**raw, "architectures": [architecture]})
 
 
-@pytest.mark.parametrize("prefix", ["Llama", "Qwen3", "GPT2", "Gemma2", "Phi3"])
+@pytest.mark.parametrize("prefix", ["Llama", "Qwen3", "GPT2", "Gemma2", "Phi3", "Olmo2", "Cohere2", "StableLm"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_weight_bytes_are_exact(prefix: str, tied: bool) -> None:
     config = replace(config_of(prefix, tie_word_embeddings=tied), tie_word_embeddings=tied)

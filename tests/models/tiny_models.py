@@ -117,9 +117,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {}),
+    "olmo2-biases": ("Olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            },
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 24, "attention_bias": False}),
     "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0}),
     "granite-residuals": ("Granite", {"residual_multiplier": 0.4, "attention_bias": True, "mlp_bias": True}),
     "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "cohere2": (
+        "Cohere2",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "cohere2-biases": ("Cohere2", {"sliding_window": 20, "attention_bias": True, "logit_scale": 0.5}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "tie_word_embeddings": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
     "mixtral-window": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 9}),
     "qwen3-moe": ("Qwen3Moe", QWEN3_MOE),
@@ -146,6 +167,13 @@ NATIVE_PREFIXES = (
     "Gemma3",
     "Phi3",
     "Granite",
+    "Olmo2",
+    "Olmo3",
+    "Glm",
+    "Glm4",
+    "Cohere",
+    "Cohere2",
+    "StableLm",
 )
 
 

@@ -36,6 +36,11 @@ PLAIN: dict[str, dict[str, Any]] = {
     "gemma3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
     "phi3-part-rotated": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "partial_rotary_factor": 0.75},
     "granite": {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "logits_scaling": 8.0},
+    "olmo2": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+    "olmo3": {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"},
+    "glm4": {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4"},
+    "cohere2": {"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2"},
+    "stablelm": {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"},
 }
 """Families -> their config.json; of FUSED, whole decode steps run in fused kernels."""
 

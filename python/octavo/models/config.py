@@ -90,6 +90,8 @@ class NormalConfig:
     """How the checkpoint keeps linear layers; None: plainly."""
     experts: ExpertsConfig | None = None
     """Of the families in EXPERT_FAMILIES."""
+    local_theta: float | None = None
+    """Base of the rotations of layers with a window, where it is given apart; their frequencies are plain."""
 
 
 DEFAULT_ARCHITECTURES = {
@@ -141,6 +143,7 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
         norm_eps=reader.number("norm_eps"),
         hidden_act=str(reader.get("hidden_act")),
         rope=_rope(reader, max_position),
+        local_theta=_local_theta(reader),
         tie_word_embeddings=_tied(raw, reader),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=attention_bias and family != "qwen2",
@@ -241,6 +244,14 @@ def _rope(reader: Reader, max_position: int) -> RopeConfig:
         short_factor=numbers("short_factor"),
         long_factor=numbers("long_factor"),
     )
+
+
+def _local_theta(reader: Reader) -> float | None:
+    """In the Transformers 5 form, or in the older one (Gemma 3)."""
+    parameters = reader.raw.get("rope_parameters")
+    local = parameters.get("sliding_attention") if isinstance(parameters, Mapping) else None
+    theta = local.get("rope_theta") if isinstance(local, Mapping) else reader.get("rope_local_base_freq")
+    return None if theta is None else float(theta)
 
 
 def _layer_windows(reader: Reader, layers: int) -> tuple[int, ...]:

@@ -27,6 +27,23 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """Our name of a field -> other spellings, tried in order."""
 
+GLM = {
+    "max_position_embeddings": 131072,
+    "norm_eps": 1.5625e-7,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "eos_token_id": [151329, 151336, 151338],
+}
+COHERE = {
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+    "eos_token_id": 255001,
+}
+
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -103,6 +120,18 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "norm_eps": 1e-5},
     "granite": {"max_position_embeddings": 2048, "norm_eps": 1e-6},
     "olmo2": {"max_position_embeddings": 2048, "norm_eps": 1e-5},
+    "olmo3": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+    "glm": GLM,
+    "glm4": GLM,
+    "cohere": COHERE,
+    "cohere2": COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "stablelm": {"max_position_embeddings": 4096, "norm_eps": 1e-5, "partial_rotary_factor": 0.25},
 }
 """What a config.json of this `model_type` means where it is silent (Transformers writes only what differs)."""
 

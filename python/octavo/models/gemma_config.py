@@ -39,13 +39,5 @@ def gemma_config(config: NormalConfig) -> GemmaConfig:
         attention_scale=scale**-0.5,
         attention_cap=reader.number("attn_logit_softcapping", 0.0),
         logit_cap=reader.number("final_logit_softcapping", 0.0),
-        local_theta=_local_theta(reader),
+        local_theta=config.local_theta or 10000.0,
     )
-
-
-def _local_theta(reader: Reader) -> float:
-    """In the Transformers 5 form, in the older one, or its default."""
-    parameters = reader.raw.get("rope_parameters")
-    local = parameters.get("sliding_attention") if isinstance(parameters, dict) else None
-    theta = local.get("rope_theta") if isinstance(local, dict) else reader.get("rope_local_base_freq")
-    return float(theta or 10000.0)

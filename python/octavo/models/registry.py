@@ -38,6 +38,13 @@ NATIVE = {
     "Gemma3ForCausalLM": "octavo.models.gemma3:FAMILY",
     "Phi3ForCausalLM": "octavo.models.phi3:FAMILY",
     "GraniteForCausalLM": "octavo.models.granite:FAMILY",
+    "Olmo2ForCausalLM": "octavo.models.olmo2:FAMILY",
+    "Olmo3ForCausalLM": "octavo.models.olmo3:FAMILY",
+    "GlmForCausalLM": "octavo.models.glm:FAMILY",
+    "Glm4ForCausalLM": "octavo.models.glm4:FAMILY",
+    "CohereForCausalLM": "octavo.models.cohere:FAMILY",
+    "Cohere2ForCausalLM": "octavo.models.cohere2:FAMILY",
+    "StableLmForCausalLM": "octavo.models.stablelm:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 
@@ -45,6 +52,8 @@ FOREIGN_OPTIONS = {
     "GemmaForCausalLM": ("use_bidirectional_attention",),
     "Gemma2ForCausalLM": ("use_bidirectional_attention",),
     "Gemma3ForCausalLM": ("use_bidirectional_attention",),
+    "CohereForCausalLM": ("use_qk_norm",),
+    "StableLmForCausalLM": ("qk_layernorm",),
 }
 """Options of an architecture that its `Family` does not have."""
 
