@@ -150,9 +150,14 @@ def serve(values: dict[str, Any]) -> int:
 
 
 def plan(values: dict[str, Any]) -> int:
+    from octavo.pooling.recipe import choose_task
     from octavo.worker.memory import make_plan
 
-    print(make_plan(make_engine_config(values)).report())
+    config = make_engine_config(values)
+    task = "generate" if config.execution.runner == "fake" else choose_task(config.model, lambda stage, fraction: None)
+    if task != "generate":
+        raise ConfigError(f"this model's task is {task}: it has no KV cache to plan, only its weights and one batch")
+    print(make_plan(config).report())
     return 0
 
 

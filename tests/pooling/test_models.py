@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.auto import modeling_auto
 
 from octavo import LLM
+from octavo.cli import run_command
 from octavo.errors import ConfigError, ModelError, RequestError
 from octavo.pooling.inputs import YES_NO_HEAD, YES_NO_TAIL
+from octavo.pooling.recipe import task_of
 from tests.pooling.tiny_models import WORDS, save, save_modules
 
 # Lengths that share no batch shape by chance: 1 to 50 tokens, and one text twice.
 TEXTS = [" ".join(f"w{(7 * i + j) % 90}" for j in range(n)) for i, n in enumerate([1, 9, 50, 3, 17, 2, 33])] + ["w0"]
+GENERATORS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "MPNet", "ModernBert", "DistilBert", "Electra"]
 IDS = {word: i for i, word in enumerate(WORDS)}
 
@@ -30,7 +34,8 @@ def ids_of(text: str) -> list[int]:
 def hidden(model: Any, ids: list[int], **more: Any) -> Tensor:
     """[tokens, hidden] of one text."""
     with torch.inference_mode():
-        return torch.as_tensor(model.base_model(input_ids=torch.tensor([ids]), **more).last_hidden_state[0])
+        states: Tensor = torch.as_tensor(model.base_model(input_ids=torch.tensor([ids]), **more).last_hidden_state[0])
+    return states
 
 
 def embed(folder: Path, **options: Any) -> np.ndarray[Any, Any]:
@@ -39,7 +44,7 @@ def embed(folder: Path, **options: Any) -> np.ndarray[Any, Any]:
 
 
 def unit(row: Tensor) -> Tensor:
-    return row / row.norm()
+    return torch.as_tensor(row / row.norm())
 
 
 @pytest.mark.parametrize("family", ENCODERS)
@@ -186,6 +191,19 @@ def test_positions_that_begin_after_the_padding_id(tmp_path: Path, family: str) 
         assert len(llm.embed("w1 " * (longest - 2))[0].prompt_token_ids) == longest
 
 
+def test_generators_stay_generators() -> None:
+    """Every causal and image-text architecture of Transformers, however its name ends."""
+    tables = [names for name, names in vars(modeling_auto).items() if name in GENERATORS]
+    listed = [each if isinstance(each, tuple) else (each,) for table in tables for each in table.values()]
+    architectures = {name for names in listed for name in names}
+    assert len(architectures) > 200
+    for name in architectures:
+        assert task_of({"architectures": [name]}, has_modules=False) == "generate", name
+    assert task_of({"architectures": ["GPT2Model"]}, has_modules=False) == "embed"
+    assert task_of({"architectures": ["GPT2LMHeadModel"]}, has_modules=True) == "embed"
+    assert task_of({}, has_modules=False) == "generate"
+
+
 def test_what_a_checkpoint_can_not_do(tmp_path: Path) -> None:
     save(tmp_path, "BertModel", "BertConfig")
     with pytest.raises(ConfigError, match="--task classify needs a …ForSequenceClassification checkpoint"):
@@ -194,6 +212,8 @@ def test_what_a_checkpoint_can_not_do(tmp_path: Path) -> None:
         LLM(str(tmp_path), device="cpu", task="score")
     with pytest.raises(ConfigError, match="use at most 66"):
         LLM(str(tmp_path), device="cpu", max_model_len=67)
+    with pytest.raises(ConfigError, match="this model's task is embed: it has no KV cache to plan"):
+        run_command(["plan", str(tmp_path)])
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.models.CNN", "path": "1_CNN"}]))
     with pytest.raises(ModelError, match="has a CNN module, which Octavo does not run"):
         LLM(str(tmp_path), device="cpu")
@@ -203,6 +223,13 @@ def test_what_a_checkpoint_can_not_do(tmp_path: Path) -> None:
     (tmp_path / "modules.json").unlink()
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="Transformers can't load it"):
+        LLM(str(tmp_path), device="cpu")
+
+
+def test_encoder_decoders_are_refused(tmp_path: Path) -> None:
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    save(tmp_path, "BartModel", "BartConfig", **sizes, encoder_attention_heads=4, decoder_attention_heads=4)
+    with pytest.raises(ModelError, match="BartModel is no text encoder or decoder that pools"):
         LLM(str(tmp_path), device="cpu")
 
 

@@ -37,6 +37,8 @@ class PoolingModel:
         auto = transformers.AutoModelForCausalLM if self._is_question else AUTO_CLASSES[recipe.task]
         self._model = _load(auto, folder, dtype, dummy_seed).to(device).eval()
         config: Any = self._model.config
+        if config.is_encoder_decoder or not hasattr(config, "hidden_size"):
+            raise ModelError(f"{folder}: {recipe.architecture} is no text encoder or decoder that pools")
         self._base = self._model.base_model
         self._takes_types = (
             getattr(config, "type_vocab_size", 0) > 1

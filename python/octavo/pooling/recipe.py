@@ -19,7 +19,9 @@ from octavo.models.sources import Progress, locate, read_json
 CAUSAL = "ForCausalLM"
 CLASSIFIER = "ForSequenceClassification"
 ENCODERS = ("ForMaskedLM", "ForPreTraining", "Model")
-"""Endings of architectures whose hidden states are what they are for."""
+"""Endings of architectures whose hidden states are what they are for …"""
+GENERATORS = ("LMHeadModel", "MTModel", "EncoderDecoderModel")
+"""… but for these, which end likewise and generate."""
 
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -75,7 +77,8 @@ def task_of(raw_config: Mapping[str, Any], *, has_modules: bool) -> str:
     architecture = _architecture(raw_config)
     if architecture.endswith(CLASSIFIER):
         return "score" if num_labels(raw_config) == 1 else "classify"
-    return "embed" if has_modules or architecture.endswith(ENCODERS) else "generate"
+    is_encoder = architecture.endswith(ENCODERS) and not architecture.endswith(GENERATORS)
+    return "embed" if has_modules or is_encoder else "generate"
 
 
 def num_labels(raw_config: Mapping[str, Any]) -> int:
