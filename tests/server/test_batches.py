@@ -161,12 +161,12 @@ async def test_a_restart_in_the_middle(make: Made, llm: FakeLLM) -> None:
     llm.script = held(5, asyncio.Event())
     batch = await start(client, *(line(f"r{i}") for i in range(20)))
     await until(client, batch.id, lambda found: found.request_counts.completed == 5)
-    llm.submitted.clear()
     app = make()
     client = client_of(app)
     found = await client.batches.retrieve(batch.id)
     assert (found.status, found.request_counts.completed) == ("in_progress", 5)
     llm.script = held(20, asyncio.Event())
+    llm.submitted.clear()
     await app.state.context.batches.runner.resume()
     done = await until(client, batch.id, has_ended)
     assert done.request_counts.model_dump() == {"completed": 20, "failed": 0, "total": 20}
