@@ -77,6 +77,28 @@ async def test_heads_that_do_not_end(port: int, start: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_gets_an_error_body(port: int, text: bytes) -> None:
+    reader, writer = await connect(port)
+    writer.write(text)
+    assert await answer(reader) == (400, "invalid_http")
+
+
+async def test_upgrades_are_answered_as_ordinary_requests(port: int) -> None:
+    reader, writer = await connect(port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+    assert b" 200 OK" in await asyncio.wait_for(reader.readline(), 10)
+
+
+@pytest.mark.parametrize(
     ("head", "kind"),
     [
         (b"POST /v1/messages?beta=true HTTP/1.1\r\nHost: x\r\n", "timeout_error"),

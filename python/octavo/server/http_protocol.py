@@ -76,6 +76,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self._head_bytes > self._limits.max_head_bytes:
                 self._refuse_head(f"the request's headers have more than {self._limits.max_head_bytes} bytes")
 
+    def send_400_response(self, msg: str) -> None:
+        """What the parser can't read: uvicorn would answer in plain text."""
+        message = f"{msg.rstrip('.')}: check its method, its URL, its headers and the length of its body"
+        self._refuse(ApiError(400, message, code="invalid_http"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """There are no upgrades here: the request is answered as it is, and that is no news for the log."""
+
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = 0
