@@ -82,6 +82,7 @@ def test_documents_of_plain_text() -> None:
     [
         ([("assistant", [use("1")]), ("user", "x")], "without a tool_result"),
         ([("assistant", [use("1")]), ("user", "x"), ("assistant", "y")], "messages.2: tool_use ids without"),
+        ([("user", [])], "messages.0.content must not be empty"),
         ([("assistant", [use("1"), use("1")])], "must be unique"),
         ([("assistant", [use("1")]), ("user", [result("1"), result("1")])], "no tool_use"),
         ([("assistant", [result("1")])], "'tool_result' blocks are not known"),

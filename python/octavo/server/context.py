@@ -108,6 +108,11 @@ class ServerContext:
         facts = self.llm.facts
         return [facts.model] if facts is not None else []
 
+    @property
+    def num_calls(self) -> int:
+        """Calls in flight that the model or a tool works for."""
+        return len(self.live) + sum(run.is_between_turns for run in self.runs)
+
     def check_ready(self) -> None:
         """Raise `UnavailableError` unless requests can be taken."""
         state = self.state

@@ -169,7 +169,7 @@ class Service:
             await asyncio.wait({stopping}, timeout=ENGINE_CHECK_S)
             await self._end_frozen_engine()
         timeout_s = self._context.settings.drain_timeout_s
-        log.info("shutting down: %d calls in flight get up to %g s", len(self._context.live), timeout_s)
+        log.info("shutting down: %d calls in flight get up to %g s", self._context.num_calls, timeout_s)
         cut = await self._context.drain(timeout_s)
         if cut:
             log.warning("%d calls were cut after %g s (--drain-timeout-s)", cut, timeout_s)

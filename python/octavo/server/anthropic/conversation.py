@@ -97,7 +97,10 @@ class _Reader:
             if role == "assistant"
             else {"tool_result": self._tool_result}
         )
-        for i, block in enumerate(_blocks(message.get("content"), f"{where}.content")):
+        blocks = _blocks(message.get("content"), f"{where}.content")
+        if not blocks and role == "user":
+            raise RequestError(f"{where}.content must not be empty", param=f"{where}.content")
+        for i, block in enumerate(blocks):
             path = f"{where}.content.{i}"
             read = readers.get(str(block.get("type")))
             if read is not None:

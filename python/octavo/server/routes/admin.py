@@ -40,7 +40,7 @@ async def info(request: Request) -> Response:
             "pid": os.getpid(),
             "engine_pid": context.llm.engine_pid,
             "engine_restarts": context.llm.num_restarts,
-            "calls_running": len(context.live),
+            "calls_running": context.num_calls,
             "model": None if facts is None else asdict(facts),
             "server": options,
             "engine": asdict(context.llm.config),
@@ -101,7 +101,7 @@ async def drain(request: Request) -> Response:
     context.draining = True
     if wanted.exit:
         signal.raise_signal(signal.SIGTERM)
-    return JSONResponse({"state": context.state, "calls_running": len(context.live)})
+    return JSONResponse({"state": context.state, "calls_running": context.num_calls})
 
 
 async def resume(request: Request) -> Response:
