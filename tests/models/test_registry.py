@@ -34,7 +34,9 @@ def config_of(prefix: str, **changes: Any) -> NormalConfig:
     return registry.read_config({**raw, "architectures": [architecture]})
 
 
-@pytest.mark.parametrize("prefix", ["Llama", "Qwen3", "GPT2", "Gemma2", "Phi3", "Olmo2", "Cohere2", "StableLm"])
+@pytest.mark.parametrize(
+    "prefix", ["Llama", "Qwen3", "GPT2", "Gemma2", "Phi3", "Olmo2", "Cohere2", "StableLm", "Qwen2Moe"]
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_weight_bytes_are_exact(prefix: str, tied: bool) -> None:
     config = replace(config_of(prefix, tie_word_embeddings=tied), tie_word_embeddings=tied)
@@ -57,6 +59,12 @@ def test_weight_bytes_of_llama_8b() -> None:
         num_key_value_heads=8,
     )
     assert footprint(config, torch.bfloat16, max_model_len=1000).weight_bytes == 2 * 8_030_261_248 + 1000 * 128 * 4
+
+
+def test_experts_without_kernels_can_not_be_captured() -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_local_experts": 4}
+    assert footprint(config_of("Mixtral", **sizes), torch.bfloat16).is_capturable
+    assert not footprint(config_of("Mixtral", **sizes, hidden_act="gelu"), torch.bfloat16).is_capturable
 
 
 class NoAttention:

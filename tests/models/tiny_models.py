@@ -62,6 +62,7 @@ LONG_ROPE = {
     "original_max_position_embeddings": 128,
 }
 QWEN3_MOE = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+QWEN2_MOE = {**QWEN3_MOE, "shared_expert_intermediate_size": 48}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -147,6 +148,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-renormalized": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True, "num_experts_per_tok": 3}),
     "qwen3-moe-some-layers": ("Qwen3Moe", {**QWEN3_MOE, "decoder_sparse_step": 2}),
     "qwen3-moe-dense-layer": ("Qwen3Moe", {**QWEN3_MOE, "mlp_only_layers": [1], "attention_bias": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 9}),
+    "starcoder2-no-biases": ("Starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    "qwen2-moe": ("Qwen2Moe", {**QWEN2_MOE, "mlp_only_layers": [1]}),
+    "qwen2-moe-no-biases": ("Qwen2Moe", {**QWEN2_MOE, "qkv_bias": False, "norm_topk_prob": True}),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -174,6 +179,8 @@ NATIVE_PREFIXES = (
     "Cohere",
     "Cohere2",
     "StableLm",
+    "Starcoder2",
+    "Qwen2Moe",
 )
 
 

@@ -41,6 +41,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "glm4": {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4"},
     "cohere2": {"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2"},
     "stablelm": {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"},
+    "starcoder2": {"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2"},
+    "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
 }
 """Families -> their config.json; of FUSED, whole decode steps run in fused kernels."""
 

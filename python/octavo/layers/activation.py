@@ -1,4 +1,4 @@
-"""Activations of gated MLPs: act(gate) * up, from one fused [t, 2 * i] input (gate first)."""
+"""Activations of MLPs, and of gated ones act(gate) * up, from one fused [t, 2 * i] input (gate first)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """By their names in config.json (`hidden_act`)."""
 
 
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """By its name. ModelError for an unknown one."""
+    if name not in ACTIVATIONS:
+        raise ModelError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
 def gated(gate_up_t2i: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
     """act(gate) * up: [t, 2 * i] -> [t, i]."""
     gate_ti, up_ti = gate_up_t2i.chunk(2, dim=-1)
@@ -33,10 +40,8 @@ class GatedActivation(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        if name not in ACTIVATIONS:
-            raise ModelError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
         self.name = name
-        self.run: Callable[[Tensor], Tensor] = partial(gated, act=ACTIVATIONS[name])
+        self.run: Callable[[Tensor], Tensor] = partial(gated, act=activation(name))
 
     def forward(self, gate_up_t2i: Tensor) -> Tensor:
         """[t, 2 * i] -> [t, i]."""

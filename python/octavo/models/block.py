@@ -1,5 +1,5 @@
-"""One block of a native decoder, made from a `BlockSpec`: norms, attention, MLP. Not here: what lies around the blocks
-(decoder.py).
+"""One block of a native decoder, made from a `BlockSpec`: norms and attention. Not here: its MLP (mlp.py), and what
+lies around the blocks (decoder.py).
 
 Shape suffixes: t tokens of the step, m model dim, o features of a product, h query heads, g KV heads, d head dim,
 r rotary dim.
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from octavo.attention.base import ForwardContext
-from octavo.layers.activation import GatedActivation
 from octavo.layers.attention import Attention
-from octavo.layers.fused.base import BlockWeights, GatedWeights, Weights
+from octavo.layers.fused.base import BlockWeights
 from octavo.layers.linear import Choice, Linear
-from octavo.layers.moe import Merged, SparseMLP
+from octavo.layers.moe import SparseMLP
 from octavo.layers.norm import NoNorm, Norm, RMSNorm, make_norm
 from octavo.layers.rotary import Rotary
 from octavo.models.family import BlockSpec, Names
+from octavo.models.mlp import GatedMLP, make_mlp, weights_of
 
 if TYPE_CHECKING:
     from octavo.layers.fused.qkv_attention import QkvAttention
@@ -91,35 +91,6 @@ class SelfAttention(nn.Module):
         return found
 
 
-class GatedMLP(nn.Module):
-    """down(act(gate) * up), gate and up from one product."""
-
-    def __init__(self, spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        inner, outer = spec.intermediate_size, spec.hidden_size
-        shards = {names.gate_up: 2 * inner} if names.gate_up else {names.gate: inner, names.up: inner}
-        self.gate_up = Linear(outer, shards, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
-        self.act = GatedActivation(spec.hidden_act)
-        self.down = Linear(inner, {names.down: outer}, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
-
-    def forward(self, hidden_tm: Tensor) -> Tensor:
-        """[t, m] -> [t, m]."""
-        result_tm: Tensor = self.down(self.act(self.gate_up(hidden_tm)))
-        return result_tm
-
-    def slots(self) -> dict[str, Tensor]:
-        """Checkpoint names below the layer's prefix."""
-        return {**self.gate_up.slots(), **self.down.slots()}
-
-    def merged_slots(self) -> dict[str, Merged]:
-        """No tensor of a checkpoint takes the place of several."""
-        return {}
-
-    def weights(self) -> GatedWeights:
-        """The parameters, by what they are for."""
-        return GatedWeights(_weights(self.gate_up), _weights(self.down))
-
-
 class DecoderBlock(nn.Module):
     """Attention and an MLP between norms; each norm before them first adds what came before it to the residual."""
 
@@ -143,12 +114,7 @@ class DecoderBlock(nn.Module):
         self.attention = SelfAttention(spec, names, rotary, choose, dtype, device)
         self.attention_out_norm = norm(spec.norms_after)
         self.mlp_norm = norm(spec.norms_before and not spec.is_parallel)
-        self.mlp: GatedMLP | SparseMLP
-        if spec.experts is None:
-            self.mlp = GatedMLP(spec, names, choose, dtype, device)
-        else:
-            act = spec.hidden_act
-            self.mlp = SparseMLP(spec.hidden_size, spec.experts, act, names.experts, dtype=dtype, device=device)
+        self.mlp = make_mlp(spec, names, choose, dtype, device)
         self.mlp_out_norm = norm(spec.norms_after)
 
     def forward(
@@ -185,19 +151,16 @@ class DecoderBlock(nn.Module):
         attention, input_norm, mlp_norm = self.attention, self.input_norm, self.mlp_norm
         assert isinstance(input_norm, RMSNorm)
         assert isinstance(mlp_norm, RMSNorm)
+        assert isinstance(self.mlp, GatedMLP | SparseMLP)
         q_gain_d, k_gain_d = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
         return BlockWeights(
             attention=attention.shape,
             norm_eps=input_norm.eps,
             input_gain_m=input_norm.weight,
-            qkv=_weights(attention.qkv),
+            qkv=weights_of(attention.qkv),
             q_gain_d=q_gain_d,
             k_gain_d=k_gain_d,
-            o=_weights(attention.o),
+            o=weights_of(attention.o),
             mlp_gain_m=mlp_norm.weight,
             mlp=self.mlp.weights(),
         )
-
-
-def _weights(linear: Linear) -> Weights:
-    return Weights(linear.weight, linear.bias, linear.weight_scale)

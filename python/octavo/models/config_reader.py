@@ -131,6 +131,27 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4": GLM,
     "cohere": COHERE,
     "cohere2": COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "starcoder2": {
+        "max_position_embeddings": 4096,
+        "norm_eps": 1e-5,
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "qwen2_moe": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 16,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "qkv_bias": True,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+    },
     "stablelm": {"max_position_embeddings": 4096, "norm_eps": 1e-5, "partial_rotary_factor": 0.25},
 }
 """What a config.json of this `model_type` means where it is silent (Transformers writes only what differs)."""

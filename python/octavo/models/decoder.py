@@ -26,9 +26,10 @@ from octavo.layers.moe import ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import RMSNorm, make_norm
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary
-from octavo.models.block import DecoderBlock, GatedMLP
+from octavo.models.block import DecoderBlock
 from octavo.models.config import NormalConfig
 from octavo.models.family import BlockSpec, Family, Scales
+from octavo.models.mlp import GatedMLP
 from octavo.models.weights import finish_linears, linears_of, load_strict
 
 T = TypeVar("T")
@@ -46,8 +47,6 @@ class Decoder(nn.Module):
     `choose_under` gives the methods of the linear layers under a prefix. `deterministic`: no step's results depend on
     what else is in it (layers/invariant.py; the linear layers' methods and the attention backend must do their part).
     """
-
-    is_capturable = True
 
     def __init__(
         self,
@@ -81,6 +80,8 @@ class Decoder(nn.Module):
         scales = family.scales(config)
         self.embedding_scale = float(torch.tensor(scales.embedding, dtype=dtype))  # Transformers rounds Gemma's so
         self.logit_scale, self.logit_cap = scales.logits, scales.logit_cap
+        mixtures = [module for module in self.modules() if isinstance(module, SparseMLP)]
+        self.is_capturable = all(mixture.has_kernels for mixture in mixtures)  # others ask the device for sizes
         self.is_tied = config.tie_word_embeddings
         self.head = (
             self.embed if self.is_tied else Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -118,11 +119,11 @@ class Decoder(nn.Module):
     def _sum_in_one_order(self) -> None:
         """Make the products that are no linear layer's batch-invariant. ModelError for experts without kernels."""
         self.head.project = invariant_logits
-        for block in self.layers():
-            if isinstance(block.mlp, SparseMLP):
-                if not block.mlp.has_kernels:
+        for module in self.modules():
+            if isinstance(module, SparseMLP):
+                if not module.has_kernels:
                     raise ModelError("--deterministic can't run these experts, for which there are no kernels")
-                block.mlp.score = invariant_scores
+                module.score = invariant_scores
 
     def _decode_kernels(self, choice: str, shape: DecoderShape, device: torch.device) -> DecodeKernels | None:
         """The fused kernels over this model's parameters, or None to run its modules."""

@@ -42,8 +42,12 @@ class BlockSpec:
     """Attention and MLP read the same norm, and are added together."""
     residual_scale: float = 1.0
     """What attention and MLP give is multiplied by it before it is added."""
+    is_gated: bool = True
+    """The MLP is down(act(gate) * up); otherwise down(act(up))."""
     experts: ExpertsSpec | None = None
     """The MLP is a mixture of such experts."""
+    shared_size: int = 0
+    """Beside the mixture there is an MLP of this size that every token takes, weighed by a sigmoid; 0: there isn't."""
 
     def extras(self) -> tuple[str, ...]:
         """What no block of Llama, Qwen or Mixtral has, in words; kernels of whole blocks know only those."""
@@ -54,6 +58,8 @@ class BlockSpec:
             "MLPs beside attention": self.is_parallel,
             "scaled residuals": self.residual_scale != 1.0,
             "norms over all heads": self.qk_norm == "all",
+            "MLPs without a gate": not self.is_gated,
+            "an MLP beside the experts": self.experts is not None and self.shared_size > 0,
             "rotations of this kind": rope is None or rope.is_interleaved,
         }
         return tuple(name for name, is_there in found.items() if is_there)
@@ -67,6 +73,14 @@ class Scales:
     logits: float = 1.0
     logit_cap: float = 0.0
     """Logits become cap * tanh(logit / cap); 0: they don't."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNames:
+    """What a checkpoint calls the MLP beside a mixture, and what weighs it."""
+
+    mlp: str = "mlp.shared_expert"
+    gate: str = "mlp.shared_expert_gate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,7 @@ class Names:
     down: str = "mlp.down_proj"
     mlp_out_norm: str = ""
     experts: ExpertNames = ExpertNames()
+    shared: SharedNames = SharedNames()
 
 
 def _no_scales(config: NormalConfig) -> Scales:

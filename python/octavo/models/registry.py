@@ -45,6 +45,8 @@ NATIVE = {
     "CohereForCausalLM": "octavo.models.cohere:FAMILY",
     "Cohere2ForCausalLM": "octavo.models.cohere2:FAMILY",
     "StableLmForCausalLM": "octavo.models.stablelm:FAMILY",
+    "Starcoder2ForCausalLM": "octavo.models.starcoder2:FAMILY",
+    "Qwen2MoeForCausalLM": "octavo.models.qwen2_moe:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 

@@ -1,0 +1,115 @@
+"""The MLPs of native decoders' blocks: gated, plain, or experts with one MLP beside them that every token takes. Not
+here: the mixture itself (layers/moe.py).
+
+Shape suffixes: t tokens of the step, m model dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from octavo.layers.activation import GatedActivation, activation
+from octavo.layers.fused.base import GatedWeights, Weights
+from octavo.layers.linear import Choice, Linear
+from octavo.layers.moe import Merged, SparseMLP
+from octavo.models.family import BlockSpec, Names
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate) * up), gate and up from one product."""
+
+    def __init__(self, spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        inner, outer = spec.intermediate_size, spec.hidden_size
+        shards = {names.gate_up: 2 * inner} if names.gate_up else {names.gate: inner, names.up: inner}
+        self.gate_up = Linear(outer, shards, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
+        self.act = GatedActivation(spec.hidden_act)
+        self.down = Linear(inner, {names.down: outer}, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
+
+    def forward(self, hidden_tm: Tensor) -> Tensor:
+        """[t, m] -> [t, m]."""
+        result_tm: Tensor = self.down(self.act(self.gate_up(hidden_tm)))
+        return result_tm
+
+    def slots(self) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        return {**self.gate_up.slots(), **self.down.slots()}
+
+    def merged_slots(self) -> dict[str, Merged]:
+        """No tensor of a checkpoint takes the place of several."""
+        return {}
+
+    def weights(self) -> GatedWeights:
+        """The parameters, by what they are for."""
+        return GatedWeights(weights_of(self.gate_up), weights_of(self.down))
+
+
+class PlainMLP(nn.Module):
+    """down(act(up))."""
+
+    def __init__(self, spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        inner, outer, bias = spec.intermediate_size, spec.hidden_size, spec.mlp_bias
+        self.up = Linear(outer, {names.up: inner}, bias=bias, dtype=dtype, device=device, choose=choose)
+        self.act = activation(spec.hidden_act)
+        self.down = Linear(inner, {names.down: outer}, bias=bias, dtype=dtype, device=device, choose=choose)
+
+    def forward(self, hidden_tm: Tensor) -> Tensor:
+        """[t, m] -> [t, m]."""
+        result_tm: Tensor = self.down(self.act(self.up(hidden_tm)))
+        return result_tm
+
+    def slots(self) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        return {**self.up.slots(), **self.down.slots()}
+
+    def merged_slots(self) -> dict[str, Merged]:
+        """No tensor of a checkpoint takes the place of several."""
+        return {}
+
+
+class SharedMLP(nn.Module):
+    """A mixture of experts, and an MLP for every token, weighed by a sigmoid."""
+
+    def __init__(
+        self, spec: BlockSpec, names: Names, sparse: SparseMLP, choose: Choice, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.names = names.shared
+        prefix = f"{self.names.mlp}."
+        inside = replace(names, gate=f"{prefix}gate_proj", up=f"{prefix}up_proj", down=f"{prefix}down_proj")
+        self.sparse = sparse
+        self.shared = GatedMLP(replace(spec, intermediate_size=spec.shared_size), inside, choose, dtype, device)
+        self.gate = nn.Parameter(torch.empty(1, spec.hidden_size, dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, hidden_tm: Tensor) -> Tensor:
+        """[t, m] -> [t, m]."""
+        share_t1 = (hidden_tm * self.gate).sum(-1, keepdim=True).sigmoid()
+        result_tm: Tensor = self.sparse(hidden_tm) + share_t1 * self.shared(hidden_tm)
+        return result_tm
+
+    def slots(self) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        return {**self.sparse.slots(), **self.shared.slots(), f"{self.names.gate}.weight": self.gate}
+
+    def merged_slots(self) -> dict[str, Merged]:
+        """The experts'."""
+        return self.sparse.merged_slots()
+
+
+def make_mlp(
+    spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device
+) -> GatedMLP | PlainMLP | SparseMLP | SharedMLP:
+    """What a block has."""
+    if spec.experts is None:
+        return (GatedMLP if spec.is_gated else PlainMLP)(spec, names, choose, dtype, device)
+    sparse = SparseMLP(spec.hidden_size, spec.experts, spec.hidden_act, names.experts, dtype=dtype, device=device)
+    return SharedMLP(spec, names, sparse, choose, dtype, device) if spec.shared_size else sparse
+
+
+def weights_of(linear: Linear) -> Weights:
+    """A layer's parameters, by what they are for."""
+    return Weights(linear.weight, linear.bias, linear.weight_scale)
