@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import shutil
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
 
+from octavo import LLM
 from tests.pooling.conftest import Reference
 from tests.server.serving import ServerProcess
 
@@ -33,6 +36,21 @@ def test_equal_to_the_reference(client: OpenAI, reference: Reference) -> None:
     assert [each.index for each in answer.data] == list(range(len(TEXTS)))
     np.testing.assert_allclose(rows, reference(TEXTS), atol=1e-4)
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 200
+
+
+def test_a_vocabulary_alone(
+    minilm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
+) -> None:
+    """Older checkpoints have vocab.txt and no tokenizer.json."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("OCTAVO_CACHE", str(cache))
+    folder = tmp_path / "old"
+    shutil.copytree(minilm_folder, folder, ignore=shutil.ignore_patterns("tokenizer.json"))
+    with LLM(str(folder), device="cpu") as llm:
+        assert llm.facts.tokenizer_path is not None
+        assert Path(llm.facts.tokenizer_path).is_relative_to(cache)
+        rows = [each.outputs.embedding for each in llm.embed(TEXTS)]
+    np.testing.assert_allclose(rows, reference(TEXTS), atol=1e-4)
 
 
 def test_float_and_base64_are_the_same(client: OpenAI, minilm_server: ServerProcess) -> None:

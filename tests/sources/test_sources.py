@@ -263,6 +263,17 @@ def test_hub_fetches_only_what_is_read(monkeypatch: pytest.MonkeyPatch, folder: 
     assert seen == [0.25, 0.5, 0.75, 1.0]
 
 
+def test_hub_fetches_the_steps_after_an_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """sentence-transformers' folders, which modules.json names; other sub-folders stay away."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **more: asked.append(more) or str(tmp_path))
+    modules = [{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    hub.fetch("someone/encoder", None, lambda stage, fraction: None, weights=True)
+    assert "*/*" in asked[0]["ignore_patterns"]
+    assert asked[1]["allow_patterns"] == ["1_Pooling/*.json", "1_Pooling/*.safetensors"]
+
+
 @pytest.mark.parametrize("error", [httpx.ReadTimeout("too slow\nby far"), OSError("disk full")])
 def test_a_download_that_breaks_off(error: Exception, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     def fail(name: str, **options: Any) -> str:

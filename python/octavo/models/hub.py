@@ -6,16 +6,19 @@ snapshot serves. Not here: what is in the folder (sources.py, safetensors.py).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.models.tokenizer_folder import OLD_FORMATS
 
-DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "merges.txt")
+DESCRIPTION = ("*.json", "*.jinja", *OLD_FORMATS)
 WEIGHTS = ("*.safetensors",)
 NEVER = ("*/*", "consolidated*")
-"""Sub-folders (other formats) and the second copy of the weights that some repositories carry."""
+"""Sub-folders (other formats; those of `_step_folders` come apart) and the second copy of the weights that some
+repositories carry."""
 
 
 TRANSPORT = "http"
@@ -28,14 +31,13 @@ def fetch(name: str, revision: str | None, progress: Callable[[str, float], None
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [*DESCRIPTION, *(WEIGHTS if weights else ())]
+    wanted: dict[str, Any] = {"revision": revision, "tqdm_class": _bar(progress)}
     try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=patterns,
-            ignore_patterns=list(NEVER),
-            tqdm_class=_bar(progress),
-        )
+        folder = snapshot_download(name, allow_patterns=patterns, ignore_patterns=list(NEVER), **wanted)
+        steps = _step_folders(Path(folder))
+        if steps:
+            files = [f"{step}/{kind}" for step in steps for kind in ("*.json", *WEIGHTS)]
+            folder = snapshot_download(name, allow_patterns=files, **wanted)
     except HFValidationError as e:
         raise ModelError(f"{name}: neither a file or folder here nor a Hugging Face id: {_one_line(e)}") from None
     except LocalEntryNotFoundError:
@@ -53,6 +55,15 @@ def fetch(name: str, revision: str | None, progress: Callable[[str, float], None
             "where it stopped"
         ) from None
     return Path(folder)
+
+
+def _step_folders(folder: Path) -> list[str]:
+    """Sub-folders that sentence-transformers' modules.json names (pooling, dense layers); none without one."""
+    try:
+        listed = json.loads((folder / "modules.json").read_bytes())
+        return [step["path"] for step in listed if step["path"]]
+    except (OSError, ValueError, KeyError, TypeError):  # a broken file is reported by who needs it
+        return []
 
 
 def _one_line(error: BaseException) -> str:
