@@ -12,7 +12,8 @@ from octavo.errors import ModelError
 from octavo.models.config import ExpertsConfig, NormalConfig, normalize_config
 
 FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "GPT2", "GPTNeoX", "Phi3", "Olmo2"]
-FAMILIES += ["Mixtral", "Qwen3Moe"]
+FAMILIES += ["Mixtral", "Qwen3Moe", "Qwen2Moe", "Granite", "Olmo3", "Glm", "Glm4", "Cohere", "Cohere2"]
+FAMILIES += ["StableLm", "Starcoder2"]
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,7 +42,7 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
         "num_attention_heads": 32,
         "intermediate_size": 128,
     }
-    if family == "Phi3":
+    if family in ("Phi3", "Glm", "Glm4"):
         sizes["pad_token_id"] = 0
     full = config_class(**sizes)
     named = {"architectures": ["X"], "model_type": full.model_type}

@@ -129,7 +129,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "glm": GLM,
     "glm4": GLM,
-    "cohere": COHERE,
+    "cohere": COHERE | {"rope_theta": 500_000.0},
     "cohere2": COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
     "starcoder2": {
         "max_position_embeddings": 4096,
