@@ -47,6 +47,6 @@ def reference(minilm_folder: Path) -> Reference:
 
 @pytest.fixture(scope="session")
 def minilm_server() -> Iterator[ServerProcess]:
-    with ServerProcess(MINILM, "--served-model-name", "minilm", "--admin-key", "root") as server:
+    with ServerProcess(MINILM, "--served-model-name", "minilm") as server:
         server.wait_ready()
         yield server

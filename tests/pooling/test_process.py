@@ -45,18 +45,25 @@ async def until(client: httpx.AsyncClient, met: Callable[[dict[str, float]], boo
 
 
 async def test_clients_that_leave_and_engines_that_die(folder: Path) -> None:
-    with ServerProcess(str(folder), "--device", "cpu", "--max-num-batched-tokens", "66") as server:
+    arguments = ["--device", "cpu", "--max-num-batched-tokens", "66", "--admin-key", "root"]
+    with ServerProcess(str(folder), *arguments) as server:
         async with httpx.AsyncClient(base_url=server.wait_ready(), timeout=120) as client:
             small = (await client.post("/v1/embeddings", json={"input": "w1"})).json()["data"]
-            calls = asyncio.create_task(client.post("/v1/embeddings", json=LARGE))
+            calls = asyncio.create_task(client.post("/v1/embeddings", json=LARGE, headers={"x-request-id": "large"}))
             await until(client, lambda values: values["octavo:num_requests_running"] == 1)
             beside = (await client.post("/v1/embeddings", json={"input": "w1"})).json()["data"]
             assert beside == small, "and it did not wait for the large one"
             assert not calls.done()
+            answer = await client.post("/admin/abort", json={"request_id": "large"}, headers={"x-api-key": "root"})
+            assert answer.json()["ended"] == 1
+            answer = await calls
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "aborted")
+            calls = asyncio.create_task(client.post("/v1/embeddings", json=LARGE))
+            await until(client, lambda values: values["octavo:num_requests_running"] == 1)
             calls.cancel()
             await until(client, lambda values: values["octavo:num_requests_running"] == 0)
             values = await metrics(client)
-            assert values["octavo:engine_steps_total"] < 1500, "what nobody waited for was dropped"
+            assert values["octavo:engine_steps_total"] < 3000, "what nobody waited for was dropped"
 
             calls = asyncio.create_task(client.post("/v1/embeddings", json=LARGE))
             await until(client, lambda values: values["octavo:num_requests_running"] == 1)

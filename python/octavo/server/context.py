@@ -178,6 +178,11 @@ class ServerContext:
         assert pooling is not None
         return pooling
 
+    def warm_inputs(self) -> None:
+        """Load the tokenizer of `input_encoder` before the first request needs it."""
+        if self.facts.tokenizer_path is not None:
+            self._input_encoder = InputEncoder(self.facts)
+
     @property
     def input_encoder(self) -> InputEncoder:
         """Likewise."""

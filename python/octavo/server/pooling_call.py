@@ -98,7 +98,8 @@ async def answer(
         return Response(status_code=499)
     finally:
         call.close()
-    return Response(json.dumps(write(rows, call.usage)), media_type="application/json")
+    body = await context.run_text(lambda: json.dumps(write(rows, call.usage)), size_bytes=rows.nbytes)
+    return Response(body, media_type="application/json")
 
 
 def id_of(request: Request, kind: str) -> str:

@@ -150,6 +150,8 @@ class Service:
             log.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         if self._context.batches is not None:
             await self._context.batches.runner.resume()
+        if task != "generate":
+            self._context.warm_inputs()
         gc.collect()
         gc.freeze()
         lines = ready_lines(
