@@ -152,6 +152,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2-no-biases": ("Starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
     "qwen2-moe": ("Qwen2Moe", {**QWEN2_MOE, "mlp_only_layers": [1]}),
     "qwen2-moe-no-biases": ("Qwen2Moe", {**QWEN2_MOE, "qkv_bias": False, "norm_topk_prob": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 8, "attention_bias": True},
+    ),
+    "ministral": (
+        "Ministral",
+        {"head_dim": 16, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -180,6 +189,8 @@ NATIVE_PREFIXES = (
     "Cohere2",
     "StableLm",
     "Starcoder2",
+    "SmolLM3",
+    "Ministral",
     "Qwen2Moe",
 )
 

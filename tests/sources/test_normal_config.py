@@ -13,7 +13,7 @@ from octavo.models.config import ExpertsConfig, NormalConfig, normalize_config
 
 FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "GPT2", "GPTNeoX", "Phi3", "Olmo2"]
 FAMILIES += ["Mixtral", "Qwen3Moe", "Qwen2Moe", "Granite", "Olmo3", "Glm", "Glm4", "Cohere", "Cohere2"]
-FAMILIES += ["StableLm", "Starcoder2"]
+FAMILIES += ["StableLm", "Starcoder2", "SmolLM3", "Ministral"]
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -41,6 +41,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "glm4": {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4"},
     "cohere2": {"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2"},
     "stablelm": {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"},
+    "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"},
     "starcoder2": {"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2"},
     "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
 }

@@ -152,6 +152,15 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "decoder_sparse_step": 1,
     },
+    "smollm3": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "rope_theta": 2_000_000.0,
+        "no_rope_layer_interval": 4,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+    },
+    "ministral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "stablelm": {"max_position_embeddings": 4096, "norm_eps": 1e-5, "partial_rotary_factor": 0.25},
 }
 """What a config.json of this `model_type` means where it is silent (Transformers writes only what differs)."""

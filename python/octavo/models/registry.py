@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 NATIVE = {
     "LlamaForCausalLM": "octavo.models.llama:FAMILY",
     "MistralForCausalLM": "octavo.models.mistral:FAMILY",
+    "MinistralForCausalLM": "octavo.models.mistral:FAMILY",
     "Qwen2ForCausalLM": "octavo.models.qwen2:FAMILY",
     "Qwen3ForCausalLM": "octavo.models.qwen3:FAMILY",
     "Qwen3MoeForCausalLM": "octavo.models.qwen3_moe:FAMILY",
@@ -44,6 +45,7 @@ NATIVE = {
     "Glm4ForCausalLM": "octavo.models.glm4:FAMILY",
     "CohereForCausalLM": "octavo.models.cohere:FAMILY",
     "Cohere2ForCausalLM": "octavo.models.cohere2:FAMILY",
+    "SmolLM3ForCausalLM": "octavo.models.smollm3:FAMILY",
     "StableLmForCausalLM": "octavo.models.stablelm:FAMILY",
     "Starcoder2ForCausalLM": "octavo.models.starcoder2:FAMILY",
     "Qwen2MoeForCausalLM": "octavo.models.qwen2_moe:FAMILY",
