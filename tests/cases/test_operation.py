@@ -72,7 +72,7 @@ async def test_sc06_short_prompts_beside_long_ones(cramped: httpx.AsyncClient) -
     while not (await metrics(cramped))["num_requests_running"]:
         await asyncio.sleep(0)
     long = asyncio.create_task(first_line(cramped, prompt="x" * 60 + "y" * 60, max_tokens=4))
-    while (await metrics(cramped))["num_requests_running"] < 2:
+    while not long.done() and (await metrics(cramped))["num_requests_running"] < 2:
         await asyncio.sleep(0)
     short = asyncio.create_task(first_line(cramped, prompt="short", max_tokens=4))
     long_s, short_s = await asyncio.gather(long, short)

@@ -250,6 +250,19 @@ def test_start_after(driver: Driver, start: Any) -> None:
     assert row.finish == "error"
 
 
+def test_no_end_before_the_constraint_has_begun(driver: Driver) -> None:
+    """An answer that must have a form does not end within the free text before it."""
+    ids = [*b"free", THINK_END, *b"42"]
+    ends: list[set[int]] = []
+
+    def watch(row: Row, allowed: Allowed) -> int:
+        ends.append({*allowed.tolist()} & {*EOS})
+        return ids[len(row.chosen)]
+
+    driver.run([({"regex": "[0-9]{2}", "start_after": [THINK_END]}, watch)])
+    assert ends == [set()] * len(ids)
+
+
 def test_every_eos_is_allowed_where_the_grammar_accepts(driver: Driver) -> None:
     seen: list[list[int]] = []
 

@@ -157,11 +157,16 @@ impl Guide {
     }
 
     /// Writes which tokens may follow: bit `i % 32` of word `i / 32` is token `i`. Bits past the vocabulary are 0, all
-    /// bits are 1 where nothing is forbidden.
+    /// bits are 1 where nothing is forbidden. The text does not end before its constraint has begun.
     pub fn fill(&mut self, mask: &mut [i32]) {
         self.advance();
         if self.gate.is_some() || self.end.is_some() {
             mask.fill(-1);
+            if self.end.is_none() {
+                for id in self.compiled.vocabulary.eos() {
+                    mask[*id as usize / 32] &= !(1 << (id % 32));
+                }
+            }
             return;
         }
         let filled = catch_unwind(AssertUnwindSafe(|| self.matcher.compute_mask()));

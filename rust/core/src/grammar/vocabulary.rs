@@ -35,6 +35,7 @@ pub struct Vocabulary {
     factory: ParserFactory,
     /// Text of the special tokens, longest first.
     specials: Vec<(String, TokenId)>,
+    eos: Vec<TokenId>,
 }
 
 impl Vocabulary {
@@ -90,11 +91,20 @@ impl Vocabulary {
             .map_err(|error| GrammarError(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = LIMITS;
-        Ok(Self { factory, specials })
+        Ok(Self {
+            factory,
+            specials,
+            eos,
+        })
     }
 
     pub fn factory(&self) -> &ParserFactory {
         &self.factory
+    }
+
+    /// Ids that end a text.
+    pub fn eos(&self) -> &[TokenId] {
+        &self.eos
     }
 
     pub fn trie(&self) -> &TokTrie {
