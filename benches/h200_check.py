@@ -26,6 +26,7 @@ MARGIN = 0.1
 WIDE_MARGIN = 0.4
 """With 8-bit activations, which some kernels keep wide, and with experts, which are chosen by a hair."""
 SMALL = {
+    "runner": "torch",
     "load_format": "dummy",
     "max_model_len": 512,
     "kv_cache_memory_bytes": 1 << 30,

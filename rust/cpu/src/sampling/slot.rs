@@ -135,20 +135,10 @@ impl SlotSampling {
     }
 
     /// Tokens that may not come get -inf. What may gets at least `MASKED`, so that it beats the others even when the
-    /// model itself gave -inf.
+    /// model itself gave -inf. The request's own list has the last word: where it and the grammar have no token in
+    /// common, one of the list comes, and the grammar ends the sequence.
     fn restrict(&self, logits: &mut [f32], mask: Option<&[i32]>) {
-        if let Some(allowed) = &self.params.allowed {
-            let kept: Vec<(usize, f32)> = allowed
-                .iter()
-                .map(|&id| (id as usize, logits[id as usize].max(MASKED)))
-                .collect();
-            logits.fill(f32::NEG_INFINITY);
-            for (id, x) in kept {
-                logits[id] = x;
-            }
-        }
-        let Some(mask) = mask else { return };
-        for (chunk, &word) in logits.chunks_mut(32).zip(mask) {
+        for (chunk, &word) in logits.chunks_mut(32).zip(mask.unwrap_or_default()) {
             for (bit, x) in chunk.iter_mut().enumerate() {
                 *x = if word >> bit & 1 == 1 {
                     x.max(MASKED)
@@ -156,6 +146,17 @@ impl SlotSampling {
                     f32::NEG_INFINITY
                 };
             }
+        }
+        let Some(allowed) = &self.params.allowed else {
+            return;
+        };
+        let kept: Vec<(usize, f32)> = allowed
+            .iter()
+            .map(|&id| (id as usize, logits[id as usize].max(MASKED)))
+            .collect();
+        logits.fill(f32::NEG_INFINITY);
+        for (id, x) in kept {
+            logits[id] = x;
         }
     }
 
