@@ -148,6 +148,9 @@ impl EngineState {
         step: &InFlight,
         results: &Results<'_>,
     ) -> Result<(), StepError> {
+        if !step.needs_masks {
+            return Ok(());
+        }
         self.show(step, &mut HashMap::new(), results)?;
         let mut tasks = Vec::new();
         let mut owners = Vec::new();

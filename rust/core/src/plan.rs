@@ -26,6 +26,8 @@ pub struct InFlight {
     pub step_id: u64,
     pub rows: Vec<Row>,
     pub num_sampled: u32,
+    /// Some sampled row has a grammar.
+    pub needs_masks: bool,
     pub planned: Instant,
     pub shape: StepShape,
 }

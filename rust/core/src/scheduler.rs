@@ -262,6 +262,7 @@ impl<'a> Planner<'a> {
                 step_id: self.step_id,
                 rows,
                 num_sampled,
+                needs_masks: self.needs.masks,
                 planned: self.now,
                 shape: StepShape {
                     num_decode_rows,

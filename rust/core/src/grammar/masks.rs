@@ -2,6 +2,8 @@
 //!
 //! Guides of one lane share caches behind a lock, so a lane is the unit of work: no thread waits for another.
 
+use std::sync::OnceLock;
+
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::guide::Guide;
@@ -39,7 +41,11 @@ impl Task<'_> {
 
 /// How many lanes a grammar has: as many as threads.
 pub fn num_lanes() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS))
+    // The answer is read from files: too slow for every step.
+    static NUM_LANES: OnceLock<usize> = OnceLock::new();
+    *NUM_LANES.get_or_init(|| {
+        std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS))
+    })
 }
 
 /// The threads; started when first needed.
