@@ -131,6 +131,7 @@ def full_queue(num_rows: int, depth: int, steps: int) -> float:
 
 def loop_turn(num_rows: int, depth: int, steps: int) -> float:
     options = {"max_num_seqs": num_rows, "overlap_depth": depth, "max_model_len": 4096, "max_itl_ms": 0}
+    options["max_num_batched_tokens"] = 8192
     config = make_engine_config({"runner": "fake", "device": "cpu", **options})
     loop = build_engine(config, lambda stage, fraction: None)
     add_requests(loop.core, num_rows, 3000, min_tokens=3000)  # the fake tokens may be stop ids
