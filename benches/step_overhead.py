@@ -79,15 +79,11 @@ class BareLoop:
                 max_num_batched_tokens=8192,
                 max_model_len=max_len,
                 vocab_size=1000,
-                max_queued_requests=num_rows + NUM_WAITING,
-                max_queued_tokens=1 << 30,
                 policy=policy,
                 enable_prefix_caching=True,
-                long_prefill_token_threshold=0,
                 max_itl_ms=None,
                 depth=depth,
                 max_logprobs=5,
-                hash_seed=1,
             )
         )
         layout = self.core.output_layout

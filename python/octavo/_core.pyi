@@ -11,7 +11,8 @@ __version__: str
 
 @final
 class CoreConfig:
-    """Limits and policy of the scheduler; resolved by octavo.config, never defaulted here."""
+    """Limits and policy of the scheduler; resolved by octavo.config (engine/build.py says all of it). What is left out is
+    off or without limits."""
 
     def __new__(
         cls,
@@ -22,15 +23,15 @@ class CoreConfig:
         max_num_batched_tokens: int,
         max_model_len: int,
         vocab_size: int,
-        max_queued_requests: int,
-        max_queued_tokens: int,
-        policy: str,
-        enable_prefix_caching: bool,
-        long_prefill_token_threshold: int,
-        max_itl_ms: float | None,
-        depth: int,
-        max_logprobs: int,
-        hash_seed: int,
+        max_queued_requests: int = 1073741824,
+        max_queued_tokens: int = 1125899906842624,
+        policy: str = "fcfs",
+        enable_prefix_caching: bool = False,
+        long_prefill_token_threshold: int = 0,
+        max_itl_ms: float | None = ...,
+        depth: int = 1,
+        max_logprobs: int = 0,
+        hash_seed: int = 1,
     ) -> CoreConfig: ...
 
 @final

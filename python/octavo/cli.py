@@ -10,7 +10,7 @@ import sys
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo import envs
 from octavo.config import (
@@ -25,6 +25,9 @@ from octavo.config import (
     section_options,
 )
 from octavo.errors import ConfigError, OctavoError
+
+if TYPE_CHECKING:
+    from octavo.worker.memory import MemoryPlan
 
 INTERRUPTED = 130
 
@@ -151,14 +154,30 @@ def serve(values: dict[str, Any]) -> int:
 
 def plan(values: dict[str, Any]) -> int:
     from octavo.pooling.recipe import choose_task
-    from octavo.worker.memory import make_plan
 
     config = make_engine_config(values)
-    task = "generate" if config.execution.runner == "fake" else choose_task(config.model, lambda stage, fraction: None)
+    task = "generate" if config.execution.runner == "fake" else choose_task(config.model, _quiet)
     if task != "generate":
         raise ConfigError(f"this model's task is {task}: it has no KV cache to plan, only its weights and one batch")
-    print(make_plan(config).report())
+    print(_memory_plan(config).report())
     return 0
+
+
+def _memory_plan(config: EngineConfig) -> MemoryPlan:
+    """By the runner that would load the model."""
+    from octavo.worker import embedded_plan, memory
+    from octavo.worker.choice import choose_runner
+
+    runner = config.execution.runner
+    if runner == "auto":
+        runner = choose_runner(config, _quiet)
+    if runner == "embedded":
+        return embedded_plan.make_plan(config, embedded_plan.find_model(config, _quiet)).memory
+    return memory.make_plan(config)
+
+
+def _quiet(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
 
 
 COMMANDS = {

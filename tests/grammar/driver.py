@@ -92,15 +92,6 @@ class Driver:
             max_num_batched_tokens=4 * num_rows,
             max_model_len=max_tokens + 8,
             vocab_size=vocab_size,
-            max_queued_requests=1 << 20,
-            max_queued_tokens=1 << 30,
-            policy="fcfs",
-            enable_prefix_caching=False,
-            long_prefill_token_threshold=0,
-            max_itl_ms=0.0,
-            depth=1,
-            max_logprobs=0,
-            hash_seed=1,
         )
         self.core = Core(config)
         layout, self._out = self.core.arena_layout, self.core.output_layout

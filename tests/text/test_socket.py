@@ -30,15 +30,6 @@ class EchoEngine:
                 max_num_batched_tokens=32,
                 max_model_len=64,
                 vocab_size=100,
-                max_queued_requests=10,
-                max_queued_tokens=1000,
-                policy="fcfs",
-                enable_prefix_caching=False,
-                long_prefill_token_threshold=0,
-                max_itl_ms=0.0,
-                depth=1,
-                max_logprobs=0,
-                hash_seed=1,
             )
         )
         arenas = [np.zeros(self.core.arena_layout.num_ints, np.int32) for _ in range(2)]

@@ -107,11 +107,18 @@ def test_what_it_cannot_run_is_refused(folder: Path) -> None:
         build_runner(config, lambda stage, fraction: None)
 
 
-def test_torch_is_not_imported(folder: Path) -> None:
-    code = (
-        "import sys; from octavo import LLM, SamplingParams\n"
-        f"with LLM({str(folder)!r}, runner='embedded', device='cpu', max_model_len=64) as llm:\n"
+PROGRAMS = {
+    "generate": (
+        "from octavo import LLM, SamplingParams\n"
+        "with LLM({model!r}, runner='embedded', device='cpu', max_model_len=64) as llm:\n"
         "    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3, detokenize=False))\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
-    )
+    ),
+    "plan": "from octavo.cli import main\nassert main(['plan', {model!r}, '--device', 'cpu']) == 0\n",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_torch_is_not_imported(folder: Path, name: str) -> None:
+    code = PROGRAMS[name].format(model=str(folder))
+    code += "import sys\nassert not {'torch', 'transformers'} & set(sys.modules)\n"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

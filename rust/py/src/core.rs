@@ -32,6 +32,7 @@ fn config_error(error: ConfigError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
+/// What is left out is off or without limits.
 #[pyclass(frozen, module = "octavo._core")]
 struct CoreConfig {
     inner: config::CoreConfig,
@@ -41,9 +42,10 @@ struct CoreConfig {
 impl CoreConfig {
     #[new]
     #[pyo3(signature = (
-        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, max_queued_requests,
-        max_queued_tokens, policy, enable_prefix_caching, long_prefill_token_threshold, max_itl_ms, depth, max_logprobs,
-        hash_seed,
+        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size,
+        max_queued_requests = 1_073_741_824, max_queued_tokens = 1_125_899_906_842_624, policy = "fcfs",
+        enable_prefix_caching = false, long_prefill_token_threshold = 0, max_itl_ms = Some(0.0), depth = 1,
+        max_logprobs = 0, hash_seed = 1,
     ))]
     fn new(
         block_size: u32,
@@ -199,7 +201,7 @@ impl Core {
             inbox: core.inbox(),
             outbox: core.outbox(),
             server: Mutex::new(None),
-            arena_layout: core.arena_layout().into(),
+            arena_layout: (&core.arena_layout()).into(),
             output_layout: core.output_layout().into(),
             engine: Mutex::new(Engine {
                 core,

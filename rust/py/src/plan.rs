@@ -4,77 +4,51 @@ use octavo_core::{arena, plan};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-#[pyclass(frozen, get_all, module = "octavo._core")]
-#[derive(Clone, Copy)]
-pub struct ArenaLayout {
-    pub num_ints: u32,
-    pub max_rows: u32,
-    pub max_tokens: u32,
-    pub max_block_updates: u32,
-    pub max_block_copies: u32,
-    pub max_new_rows: u32,
-    pub header: u32,
-    pub row_slot: u32,
-    pub query_start: u32,
-    pub kv_len: u32,
-    pub new_row: u32,
-    pub block_copy: u32,
-    pub block_update: u32,
-    pub token_id: u32,
-    pub position: u32,
-}
-
-impl From<arena::ArenaLayout> for ArenaLayout {
-    fn from(layout: arena::ArenaLayout) -> Self {
-        Self {
-            num_ints: layout.num_ints,
-            max_rows: layout.max_rows,
-            max_tokens: layout.max_tokens,
-            max_block_updates: layout.max_block_updates,
-            max_block_copies: layout.max_block_copies,
-            max_new_rows: layout.max_new_rows,
-            header: layout.header,
-            row_slot: layout.row_slot,
-            query_start: layout.query_start,
-            kv_len: layout.kv_len,
-            new_row: layout.new_row,
-            block_copy: layout.block_copy,
-            block_update: layout.block_update,
-            token_id: layout.token_id,
-            position: layout.position,
+/// A class with the fields named, as they are in the control plane's own layout.
+macro_rules! layout {
+    ($name:ident { $($field:ident),* $(,)? }) => {
+        #[pyclass(frozen, get_all, module = "octavo._core")]
+        #[derive(Clone, Copy)]
+        pub struct $name {
+            $(pub $field: u32,)*
         }
-    }
-}
 
-#[pyclass(frozen, get_all, module = "octavo._core")]
-#[derive(Clone, Copy)]
-pub struct OutputLayout {
-    pub num_ints: u32,
-    pub max_rows: u32,
-    pub max_sampled: u32,
-    pub max_logprobs: u32,
-    pub sampled: u32,
-    pub count: u32,
-    pub rank: u32,
-    pub logprob_id: u32,
-    pub logprob_value: u32,
-}
-
-impl From<&arena::OutputLayout> for OutputLayout {
-    fn from(layout: &arena::OutputLayout) -> Self {
-        Self {
-            num_ints: layout.num_ints,
-            max_rows: layout.max_rows,
-            max_sampled: layout.max_sampled,
-            max_logprobs: layout.max_logprobs,
-            sampled: layout.sampled,
-            count: layout.count,
-            rank: layout.rank,
-            logprob_id: layout.logprob_id,
-            logprob_value: layout.logprob_value,
+        impl From<&arena::$name> for $name {
+            fn from(layout: &arena::$name) -> Self {
+                Self { $($field: layout.$field,)* }
+            }
         }
-    }
+    };
 }
+
+layout!(ArenaLayout {
+    num_ints,
+    max_rows,
+    max_tokens,
+    max_block_updates,
+    max_block_copies,
+    max_new_rows,
+    header,
+    row_slot,
+    query_start,
+    kv_len,
+    new_row,
+    block_copy,
+    block_update,
+    token_id,
+    position,
+});
+layout!(OutputLayout {
+    num_ints,
+    max_rows,
+    max_sampled,
+    max_logprobs,
+    sampled,
+    count,
+    rank,
+    logprob_id,
+    logprob_value,
+});
 
 #[pyclass(frozen, get_all, module = "octavo._core")]
 pub struct NewRow {
