@@ -47,7 +47,9 @@ class Part:
 
 def options(**values: Any) -> argparse.Namespace:
     """What `Bench` reads of its command line."""
-    return argparse.Namespace(**{"batch": [], "num_prompts": None, "num_in": None, "num_out": None, **values})
+    return argparse.Namespace(
+        **{"batch": [], "num_prompts": None, "num_in": None, "num_out": None, "kernels": False, **values}
+    )
 
 
 def decode(bench: Bench, model: str) -> Figures:

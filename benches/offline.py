@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from grammar import PEOPLE
+from kernel_times import recorded
+from kernel_times import summary as kernel_summary
 from step_trace import Trace, summary, write
 
 from octavo.cli import Command, Parser, command_parser, read_values
@@ -175,13 +177,22 @@ class Bench:
 
     def seconds(self, prompts: Sequence[list[int]], params: SamplingParams | list[SamplingParams]) -> float:
         """Wall time of one `generate`; the outputs' lengths are checked, so that nothing was skipped."""
+        run = self._profiled if self.options.kernels else self._generate
         start = time.perf_counter()
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        outputs = run(prompts, params)
         elapsed = time.perf_counter() - start
         wanted = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         for output, one in zip(outputs, wanted, strict=True):
             assert len(output.outputs[0].token_ids) == one.max_tokens
         return elapsed
+
+    def _generate(self, prompts: Sequence[list[int]], params: SamplingParams | list[SamplingParams]) -> list[Any]:
+        return self.llm.generate(prompts, params, use_tqdm=False)
+
+    def _profiled(self, prompts: Sequence[list[int]], params: SamplingParams | list[SamplingParams]) -> list[Any]:
+        outputs, kernels = recorded(partial(self._generate, prompts, params))
+        show(f"-- kernels of {len(prompts)} prompts\n{kernel_summary(kernels)}")
+        return outputs
 
     def run_fresh(self, number: int, num_in: int, params: SamplingParams) -> float:
         """Seconds of `number` new prompts."""
@@ -386,6 +397,7 @@ def make_parser() -> Parser:
     group.add_argument("--repeat", type=int, default=2, help="runs, of which the best counts (default: %(default)s)")
     group.add_argument("--rate", type=float, default=10.0, help="requests a second of arrivals (default: %(default)s)")
     group.add_argument("--trace", type=Path, help="trace every step: a table to stderr, the steps to FILE.WORKLOAD")
+    group.add_argument("--kernels", action="store_true", help="profile every call: kernels and gaps, to stderr")
     group.add_argument("--json", type=Path, help="write the result here instead of to stdout")
     return parser
 
