@@ -24,11 +24,12 @@ def as_stored(cache: Tensor) -> Tensor:
 def write_kv(k_tgd: Tensor, v_tgd: Tensor, kv_cache: Tensor, slot_mapping_t: Tensor) -> None:
     """Write K and V of token t at block slot_mapping[t] // block_size, offset slot_mapping[t] % block_size, in place.
 
-    kv_cache [num_blocks, 2, g, block_size, d], of any dtype that `kept` knows. Two tokens may name one place only in
-    the null block (padding).
+    kv_cache [num_blocks, 2, g, block_size, d], of any dtype that `kept` knows; a cache without V has 1 in the place of
+    the 2. Two tokens may name one place only in the null block (padding).
     """
     block_size = kv_cache.shape[3]
     block_t, offset_t = slot_mapping_t // block_size, slot_mapping_t % block_size
     stored = as_stored(kv_cache)
     stored[:, 0][block_t, :, offset_t] = as_stored(kept(k_tgd, kv_cache.dtype))
-    stored[:, 1][block_t, :, offset_t] = as_stored(kept(v_tgd, kv_cache.dtype))
+    if stored.shape[1] == 2:
+        stored[:, 1][block_t, :, offset_t] = as_stored(kept(v_tgd, kv_cache.dtype))

@@ -16,7 +16,7 @@ from octavo.kernels.triton.handles import launch
 def write_kernel(
     k_ptr, v_ptr, cache_ptr, place_ptr,
     KV_HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK: tl.constexpr,
-    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
+    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, HAS_V: tl.constexpr,
 ):  # fmt: skip
     """All heads of one token."""
     token = tl.program_id(0)
@@ -26,10 +26,11 @@ def write_kernel(
     mask = (head_g < KV_HEADS) & (dim_d < DIM)
     source = head_g * DIM + dim_d
     k_gd = tl.load(k_ptr + token.to(tl.int64) * K_STRIDE + source, mask=mask)
-    v_gd = tl.load(v_ptr + token.to(tl.int64) * V_STRIDE + source, mask=mask)
     target = cache_ptr + (place // BLOCK) * BLOCK_STRIDE + (head_g * BLOCK + place % BLOCK) * DIM + dim_d
     tl.store(target, k_gd.to(cache_ptr.dtype.element_ty), mask=mask)
-    tl.store(target + KV_HEADS * BLOCK * DIM, v_gd.to(cache_ptr.dtype.element_ty), mask=mask)
+    if HAS_V:
+        v_gd = tl.load(v_ptr + token.to(tl.int64) * V_STRIDE + source, mask=mask)
+        tl.store(target + KV_HEADS * BLOCK * DIM, v_gd.to(cache_ptr.dtype.element_ty), mask=mask)
 
 
 def write_kv(k_tgd: Tensor, v_tgd: Tensor, kv_cache: Tensor, slot_mapping_t: Tensor) -> None:
@@ -44,6 +45,7 @@ def write_kv(k_tgd: Tensor, v_tgd: Tensor, kv_cache: Tensor, slot_mapping_t: Ten
         "K_STRIDE": k_tgd.stride(0),
         "V_STRIDE": v_tgd.stride(0),
         "BLOCK_STRIDE": kv_cache.stride(0),
+        "HAS_V": kv_cache.shape[1] == 2,
     }
     tokens = slot_mapping_t.shape[0]
     if tokens:

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.triton.handles import launch
-from octavo.kernels.triton.paging import for_products, scaled, score_factors, tile_blocks, tile_keys
+from octavo.kernels.triton.paging import for_products, scaled, score_factors, tile_blocks, tile_keys, window_kind
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,13 @@ def choose_splits(programs: int, max_kv_len: int, tile: int) -> tuple[int, int]:
 def split_range(
     length, window, split, SPLITS: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr, WINDOWED: tl.constexpr
 ):
-    """(first visible position, this split's tiles [low, high), splits in use) of a row."""
-    first = tl.maximum(length - window, 0) if WINDOWED else 0
+    """(first visible position, this split's tiles [low, high), splits in use) of a row. WINDOWED: 1, a token sees
+    `window` positions; 2, those of its own run of `window` positions; 0, all."""
+    first = 0
+    if WINDOWED == 1:
+        first = tl.maximum(length - window, 0)
+    elif WINDOWED == 2:
+        first = (length - 1) // window * window
     start = first // TILE
     tiles = tl.cdiv(length, TILE) - start
     share = tl.maximum(tl.cdiv(tiles, SPLITS), LEAST)
@@ -89,16 +94,17 @@ ROW_ARRAYS = ["slot_ptr", "length_ptr", "rows_ptr"]
 
 @triton.jit(do_not_specialize=["window", "table_stride"], do_not_specialize_on_alignment=ROW_ARRAYS)
 def decode_kernel(
-    q_ptr, cache_ptr, table_ptr, slot_ptr, length_ptr, rows_ptr, out_ptr, part_ptr, stat_ptr,
+    q_ptr, cache_ptr, table_ptr, slot_ptr, length_ptr, rows_ptr, out_ptr, part_ptr, stat_ptr, sink_ptr,
     scale, cap, window, table_stride,
     q_stride: tl.constexpr, block_stride: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, COUNTED: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """One share of one row and KV head. Writes the output if the row needs one split, else unscaled sums to `part`
     [r, KV_HEADS, SPLITS, GROUP_PAD, DIM_PAD] and (greatest, sum) to `stat` [r, KV_HEADS, SPLITS, 2, GROUP_PAD].
-    COUNTED: how many rows there are is on the device."""
+    COUNTED: how many rows there are is on the device. SINKS: one more score a query head, without a value."""
     head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2)
@@ -120,6 +126,10 @@ def decode_kernel(
         value_offset = KV_HEADS * BLOCK * DIM
         greatest_g = tl.full([GROUP_PAD], -1e30, tl.float32)
         sum_g = tl.zeros([GROUP_PAD], tl.float32)
+        if SINKS:  # of the first share
+            sink_g = tl.load(sink_ptr + head * GROUP + group_g, mask=in_group, other=0.0).to(tl.float32)
+            greatest_g = tl.where(split == 0, sink_g * 1.4426950408889634, -1e30)
+            sum_g += tl.where(split == 0, 1.0, 0.0)
         out_dg = tl.zeros([DIM_PAD, GROUP_PAD], tl.float32)
         blocks = tile_blocks(table_row, low, high - 1, length, BLOCK, TILE)
         for tile in range(low, high):
@@ -225,18 +235,21 @@ def paged_decode(
     scale: float,
     window: int,
     soft_cap: float,
+    chunk: int = 0,
+    sink_h: Tensor | None = None,
     num_rows_1: Tensor | None = None,
 ) -> None:
     """Attention of rows [0, num_rows), whose tokens are the first num_rows of q, into `out_rhd`; with `num_rows_1`
     (int32 [1]), of as many rows as it says, which are not more.
 
     kv_cache [num_blocks, 2, kv heads, block_size, head dim] is contiguous; q's tokens may lie apart. `part` and `stat`
-    are fp32 of `plan.scratch_sizes`, contents of no meaning. Reads nothing beyond a row's length.
+    are fp32 of `plan.scratch_sizes`, contents of no meaning. Reads nothing beyond a row's length. `chunk` and `sink_h`
+    as in `kernels.reference.paged_attention`.
     """
     kv_heads, block_size, head_dim = kv_cache.shape[2:]
     group = q_rhd.shape[1] // kv_heads
     factor, cap = score_factors(scale, soft_cap)
-    is_windowed = window > 0
+    kind, window = window_kind(window, chunk)
     heads = {
         "KV_HEADS": kv_heads,
         "GROUP": group,
@@ -244,7 +257,7 @@ def paged_decode(
         "DIM": head_dim,
         "DIM_PAD": plan.dim_pad,
     }
-    splits = {"TILE": plan.config.tile, "SPLITS": plan.splits, "LEAST": plan.least, "WINDOWED": is_windowed}
+    splits = {"TILE": plan.config.tile, "SPLITS": plan.splits, "LEAST": plan.least, "WINDOWED": kind}
     constants = {
         "q_stride": q_rhd.stride(0),
         "block_stride": kv_cache.stride(0),
@@ -254,13 +267,15 @@ def paged_decode(
         "CAPPED": soft_cap > 0,
         "PRECISION": "ieee" if kv_cache.dtype == torch.float32 else "tf32",
         "COUNTED": num_rows_1 is not None,
+        "SINKS": sink_h is not None,
     }
     count = kv_len_r if num_rows_1 is None else num_rows_1
     args = (q_rhd, kv_cache, block_table_sb, row_slot_r, kv_len_r, count, out_rhd, part, stat)
+    sinks = q_rhd if sink_h is None else sink_h
     launch(
         decode_kernel,
         (kv_heads, plan.splits, num_rows),
-        (*args, factor, cap, window, block_table_sb.stride(0)),
+        (*args, sinks, factor, cap, window, block_table_sb.stride(0)),
         constants,
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.triton.handles import launch
-from octavo.kernels.triton.paging import for_products, scaled, score_factors, tile_blocks, tile_keys
+from octavo.kernels.triton.paging import for_products, scaled, score_factors, tile_blocks, tile_keys, window_kind
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,10 @@ def walk(
             score_mp = scaled(score_mp, scale, cap, CAPPED)
         if MASKED:
             visible_mp = position_p[None, :] <= position_m[:, None]
-            if WINDOWED:
+            if WINDOWED == 1:
                 visible_mp = visible_mp & (position_p[None, :] > position_m[:, None] - window)
+            elif WINDOWED == 2:
+                visible_mp = visible_mp & (position_p[None, :] >= (position_m // window * window)[:, None])
             score_mp = tl.where(visible_mp, score_mp, -float("inf"))
         # Scaled within the exponent: one multiply-add a score. The scale is positive.
         factor = 1.0 if CAPPED else scale
@@ -106,15 +108,16 @@ def walk(
     do_not_specialize_on_alignment=["slot_ptr", "start_ptr", "length_ptr", "first_ptr"],
 )
 def prefill_kernel(
-    q_ptr, cache_ptr, table_ptr, slot_ptr, start_ptr, length_ptr, first_ptr, out_ptr,
+    q_ptr, cache_ptr, table_ptr, slot_ptr, start_ptr, length_ptr, first_ptr, out_ptr, sink_ptr,
     scale, cap, window, first_row, num_tiles, table_stride,
     q_stride: tl.constexpr, block_stride: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, COUNTED: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """ROWS pairs of a row: pair i is query i // GROUP, head kv_head * GROUP + i % GROUP. COUNTED: the first row's
-    number is on the device."""
+    number is on the device. WINDOWED as in paged_decode. SINKS: one more score a query head, without a value."""
     # The last tiles see the most keys: those of all heads go first, or the row's end would wait for the last head's.
     head = tl.program_id(0) % KV_HEADS
     rank = tl.program_id(0) // KV_HEADS
@@ -143,13 +146,21 @@ def prefill_kernel(
         low = 0
         full_low = 0
         full_high = (oldest + 1) // TILE
-        if WINDOWED:
+        if WINDOWED == 1:
             low = tl.maximum(oldest - window + 1, 0) // TILE
             full_low = tl.minimum(tl.cdiv(tl.maximum(newest - window + 1, 0), TILE), high)
+        elif WINDOWED == 2:
+            low = oldest // window * window // TILE
+            full_low = tl.minimum(tl.cdiv(newest // window * window, TILE), high)
+        if WINDOWED:
             full_high = tl.maximum(full_high, full_low)
         cache_head = cache_ptr + head * BLOCK * DIM
         greatest_m = tl.full([ROWS], -1e30, tl.float32)
         sum_m = tl.zeros([ROWS], tl.float32)
+        if SINKS:
+            sink_m = tl.load(sink_ptr + head * GROUP + pair_m % GROUP).to(tl.float32)
+            greatest_m = sink_m * 1.4426950408889634
+            sum_m += 1.0
         out_md = tl.zeros([ROWS, DIM_PAD], tl.float32)
         VALUE_OFFSET: tl.constexpr = KV_HEADS * BLOCK * DIM
         if WINDOWED:
@@ -188,13 +199,15 @@ def paged_prefill(
     scale: float,
     window: int,
     soft_cap: float,
+    chunk: int = 0,
+    sink_h: Tensor | None = None,
     first_row_1: Tensor | None = None,
 ) -> None:
     """Attention of rows [first_row, num_rows), of at most `max_query_len` queries each, into `out_thd`; with
     `first_row_1` (int32 [1]), of as many rows from that one on, of which those without queries are skipped.
 
     kv_cache [num_blocks, 2, kv heads, block_size, head dim] is contiguous; q's tokens may lie apart. Reads nothing
-    beyond a row's length.
+    beyond a row's length. `chunk` and `sink_h` as in `kernels.reference.paged_attention`.
     """
     kv_heads, block_size, head_dim = kv_cache.shape[2:]
     group = q_thd.shape[1] // kv_heads
@@ -202,9 +215,11 @@ def paged_prefill(
     count = num_rows - first_row
     config = choose_config(dim_pad, kv_cache.element_size())
     factor, cap = score_factors(scale, soft_cap)
+    kind, window = window_kind(window, chunk)
     num_tiles = triton.cdiv(max_query_len * group, config.rows)
     first = query_start_r if first_row_1 is None else first_row_1
     args = (q_thd, kv_cache, block_table_sb, row_slot_r, query_start_r, kv_len_r, first, out_thd)
+    args = (*args, q_thd if sink_h is None else sink_h)
     numbers = (factor, cap, window, first_row, num_tiles, block_table_sb.stride(0))
     constants = {
         "q_stride": q_thd.stride(0),
@@ -216,10 +231,11 @@ def paged_prefill(
         "BLOCK": block_size,
         "ROWS": config.rows,
         "TILE": config.tile,
-        "WINDOWED": window > 0,
+        "WINDOWED": kind,
         "CAPPED": soft_cap > 0,
         "PRECISION": "tf32x3" if kv_cache.dtype == torch.float32 else "tf32",
         "COUNTED": first_row_1 is not None,
+        "SINKS": sink_h is not None,
     }
     launch(
         prefill_kernel,

@@ -56,6 +56,11 @@ def scaled(score, scale, cap, CAPPED: tl.constexpr):
         return score * scale
 
 
+def window_kind(window: int, chunk: int) -> tuple[int, int]:
+    """(WINDOWED, `window`) as the kernels want them: 0, all is seen; 1, a sliding window; 2, runs of positions."""
+    return (2, chunk) if chunk else (int(window > 0), window)
+
+
 def score_factors(scale: float, soft_cap: float) -> tuple[float, float]:
     """(scale, cap) as `scaled` wants them."""
     if soft_cap > 0:

@@ -30,8 +30,8 @@ def compare(step: Step) -> None:
     ctx = step.clone_ctx()
     backend = TritonAttention()
     backend.prepare(ctx)
-    got = backend.attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, ctx)
-    want = ReferenceAttention().attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, step.ctx)
+    got = backend.attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, ctx, step.sink_h)
+    want = ReferenceAttention().attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, step.ctx, step.sink_h)
     assert torch.equal(ctx.kv_cache[0].nan_to_num(7), step.ctx.kv_cache[0].nan_to_num(7))
     torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE[got.dtype])
 
@@ -60,6 +60,30 @@ def test_attention_groups(heads: int, kv_heads: int) -> None:
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 8.0), (1, 0.0), (5, 8.0), (64, 0.0), (70, 8.0), (10_000, 0.0)])
 def test_attention_windows_and_caps(window: int, soft_cap: float) -> None:
     compare(make_step([*MIXED, (80, 210)], block_size=32, dim=16, window=window, soft_cap=soft_cap))
+
+
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_sinks(window: int, dtype: torch.dtype) -> None:
+    rows = [*MIXED, (1, 700)]
+    step = make_step(rows, block_size=64, heads=8, kv_heads=2, window=window, dtype=dtype, has_sinks=True)
+    compare(step)
+    without = ReferenceAttention().attend_cached(step.spec, step.q_thd, step.ctx)
+    assert (
+        without - ReferenceAttention().attend_cached(step.spec, step.q_thd, step.ctx, step.sink_h)
+    ).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 50, 1000])
+def test_attention_in_chunks(chunk: int) -> None:
+    compare(make_step([*MIXED, (80, 210), (1, 700)], block_size=32, dim=16, chunk=chunk))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "dim", "value_dim"), [(4, 40, 24), (16, 80, 64), (20, 48, 32)])
+def test_attention_over_latents(heads: int, dim: int, value_dim: int, dtype: torch.dtype) -> None:
+    rows = [*MIXED, (1, 900)]
+    compare(make_step(rows, block_size=64, heads=heads, kv_heads=1, dim=dim, value_dim=value_dim, dtype=dtype))
 
 
 def test_attention_of_views() -> None:

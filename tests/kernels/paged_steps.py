@@ -22,6 +22,7 @@ class Step:
     q_thd: Tensor
     k_tgd: Tensor
     v_tgd: Tensor
+    sink_h: Tensor | None = None
 
     def clone_ctx(self) -> ForwardContext:
         """The same step over its own copy of the cache."""
@@ -42,7 +43,7 @@ def fill(
         blocks = [free.pop() for _ in range(-(-length // block_size))]
         table[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         for index in range(length - queries):
-            shape = (2, cache.shape[2], cache.shape[4])
+            shape = (*cache.shape[1:3], cache.shape[4])
             cache[blocks[index // block_size], :, :, index % block_size] = torch.randn(shape, generator=generator)
         own = range(length - queries, length)
         position += own
@@ -61,6 +62,9 @@ def make_step(
     dtype: torch.dtype = torch.float32,
     window: int = 0,
     soft_cap: float = 0.0,
+    chunk: int = 0,
+    value_dim: int = 0,
+    has_sinks: bool = False,
     seed: int = 0,
     poison: float = float("nan"),
     device: str = "cpu",
@@ -74,7 +78,8 @@ def make_step(
     num_slots = len(rows) + 3
     slots = torch.randperm(num_slots, generator=generator)[: len(rows)].tolist()
     num_blocks = 2 + sum(-(-kv // block_size) for _, kv in rows)
-    cache = torch.full((num_blocks, 2, kv_heads, block_size, dim), poison)
+    spec = AttentionSpec(0, heads, kv_heads, dim, dim**-0.5, window, soft_cap, chunk, value_dim)
+    cache = torch.full(spec.cache_shape(num_blocks, block_size), poison)
     cache[0] = 0
     table = torch.zeros(num_slots, max(kv for _, kv in rows) // block_size + 2, dtype=torch.int32)
     position, mapping, starts = fill(cache, table, slots, rows, generator)
@@ -101,5 +106,5 @@ def make_step(
         max_query_len=max(queries for queries, _ in rows),
         max_kv_len=max(kv for _, kv in rows),
     )
-    spec = AttentionSpec(0, heads, kv_heads, dim, dim**-0.5, window, soft_cap)
-    return Step(ctx, spec, random(heads), random(kv_heads), random(kv_heads))
+    sink_h = torch.randn(heads, generator=generator).to(device, dtype) if has_sinks else None
+    return Step(ctx, spec, random(heads), random(kv_heads), random(kv_heads), sink_h)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged_steps import make_step
@@ -46,6 +48,30 @@ def test_soft_cap_bounds_scores() -> None:
     blocks = step.ctx.block_table_sb[int(step.ctx.row_slot_r[0])].long()
     values = step.ctx.kv_cache[0][blocks, 1].permute(1, 0, 2, 3).flatten(1, 2)[:, :20]
     torch.testing.assert_close(got[0], values.mean(1).repeat_interleave(2, 0), rtol=1e-3, atol=1e-3)
+
+
+def test_a_sink_is_a_key_without_a_value() -> None:
+    step = make_step([(1, 20)], heads=2, kv_heads=2, has_sinks=True)
+    got = ReferenceAttention().attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, step.ctx, step.sink_h)
+    blocks = step.ctx.block_table_sb[int(step.ctx.row_slot_r[0])].long()
+    k, v = step.ctx.kv_cache[0][blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :20]
+    scores = torch.cat(((k @ step.q_thd[0, :, :, None])[..., 0] * step.spec.scale, step.sink_h[:, None]), 1)
+    values = torch.cat((v, torch.zeros(2, 1, 64)), 1)
+    torch.testing.assert_close(got[0], (scores.softmax(-1)[:, None] @ values)[:, 0])
+
+
+def test_chunks_and_latents_equal_plain_attention() -> None:
+    """Within its chunk a token sees what a short sequence's does; latents are keys, and values in part."""
+    step = make_step([(1, 40)], chunk=16)
+    got = ReferenceAttention().attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, step.ctx)
+    window = replace(step.spec, chunk=0, window=40 - 32)
+    torch.testing.assert_close(got, ReferenceAttention().attend_cached(window, step.q_thd, step.ctx))
+    step = make_step([(3, 40)], heads=4, kv_heads=1, dim=24, value_dim=16)
+    got = ReferenceAttention().attend(step.spec, step.q_thd, step.k_tgd, step.k_tgd, step.ctx)
+    both = replace(step.spec, value_dim=0)
+    step.ctx.kv_cache = [step.ctx.kv_cache[0].expand(-1, 2, -1, -1, -1)]
+    want = ReferenceAttention().attend_cached(both, step.q_thd, step.ctx)
+    torch.testing.assert_close(got, want[..., :16])
 
 
 def test_prepare_step() -> None:

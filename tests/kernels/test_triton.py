@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import offline_compile
 import pytest
 import torch
+from paged_steps import make_step
 
 from octavo import envs
-from octavo.kernels.triton import apply_updates, kv_write, paged_decode, paged_prefill, prepare
+from octavo.attention.triton import TritonAttention
+from octavo.kernels.triton import apply_updates, kv_write, paged_decode, paged_latent, paged_prefill, prepare
 
 FOLDER = Path(__file__).parent
 
@@ -95,6 +98,31 @@ def test_every_variant_compiles(dtype: torch.dtype) -> None:
     assert len(launches) == 3
     for launch in launches:
         assert offline_compile.compile_launch(*launch).shared_bytes <= offline_compile.SHARED_LIMIT
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(16, [(1, 900)]), (16, [(64, 900)]), (128, [(1, 300)] * 64)])
+def test_latent_attention_compiles(heads: int, rows: list[tuple[int, int]]) -> None:
+    """DeepSeek V2 Lite's decode rows and prompts, and V3's decode rows: by tensor cores, without spills."""
+    step = make_step(rows, block_size=64, heads=heads, kv_heads=1, dim=576, value_dim=512, dtype=torch.bfloat16)
+    with offline_compile.record(paged_latent) as launches:
+        TritonAttention().attend_cached(step.spec, step.q_thd, step.ctx)
+    for launch in launches:
+        compiled = offline_compile.compile_launch(*launch)
+        assert compiled.spill_bytes == 0
+        assert compiled.shared_bytes <= offline_compile.SHARED_LIMIT
+        assert compiled.wgmma + compiled.mma > 0 or compiled.name == "reduce_kernel"
+
+
+@pytest.mark.parametrize("chunk", [0, 128])
+def test_attention_with_sinks_compiles(chunk: int) -> None:
+    """gpt-oss's heads, decode rows and a prompt."""
+    step = make_step([(1, 200), (40, 90)], heads=64, kv_heads=8, block_size=64, dtype=torch.bfloat16, has_sinks=True)
+    spec = replace(step.spec, chunk=chunk, window=0 if chunk else 128)
+    with offline_compile.record(paged_decode, paged_prefill) as launches:
+        TritonAttention().attend_cached(spec, step.q_thd, step.ctx, step.sink_h)
+    assert {kernel.__name__ for kernel, _ in launches} >= {"decode_kernel", "prefill_kernel"}
+    for launch in launches:
+        assert offline_compile.compile_launch(*launch).spill_bytes == 0
 
 
 def test_small_kernels_compile() -> None:

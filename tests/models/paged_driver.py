@@ -34,7 +34,7 @@ class PagedDriver:
         random.Random(seed).shuffle(blocks)
         self.block_table_sb = torch.tensor(blocks, dtype=torch.int32).view(num_slots, per_slot)
         self.kv_cache = [
-            torch.full((len(blocks) + 1, 2, spec.num_kv_heads, block_size, spec.head_dim), 7.0, dtype=dtype)
+            torch.full(spec.cache_shape(len(blocks) + 1, block_size), 7.0, dtype=dtype)
             for spec in model.attention_specs
         ]
         self.lengths = [0] * num_slots

@@ -73,7 +73,7 @@ class NoAttention:
     def prepare(self, ctx: ForwardContext) -> None:
         """Nothing."""
 
-    def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
+    def attend(self, spec: AttentionSpec, q_thd: Tensor, *tensors: Tensor | ForwardContext | None) -> Tensor:
         """See `AttentionBackend.attend`."""
         return torch.empty_like(q_thd)
 

@@ -31,6 +31,25 @@ class AttentionSpec:
     """A token attends to itself and the `window - 1` tokens before it; 0 = all."""
     soft_cap: float = 0.0
     """Scores become soft_cap * tanh(score / soft_cap); 0 = off (Gemma 2, section 2)."""
+    chunk: int = 0
+    """Positions are cut into chunks of so many, and a token attends within its own (Llama 4); 0 = they are not."""
+    value_dim: int = 0
+    """The cache holds no V: a head's V is the first `value_dim` dims of its K (latent attention, DeepSeek-V2, section
+    2.1); 0 = V has a place of its own, and `head_dim` dims."""
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head's output."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def is_plain(self) -> bool:
+        """Keys and values have places of their own, and no chunks."""
+        return not self.value_dim and not self.chunk
+
+    def cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:
+        """Of its tensor in `ForwardContext.kv_cache`."""
+        return num_blocks, 1 if self.value_dim else 2, self.num_kv_heads, block_size, self.head_dim
 
 
 @dataclass(slots=True)
@@ -43,7 +62,7 @@ class ForwardContext:
     """
 
     kv_cache: list[Tensor]
-    """Per layer [num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]."""
+    """Per layer [num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]; see `AttentionSpec.cache_shape`."""
     block_table_sb: Tensor
     """[num_slots, max_blocks_per_slot] block ids; unused entries are 0 (the null block)."""
     row_slot_r: Tensor
@@ -74,10 +93,23 @@ class AttentionBackend(Protocol):
     def prepare(self, ctx: ForwardContext) -> None:
         """Once a step, before the first layer (split tables, masks)."""
 
-    def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
-        """Write k and v at `slot_mapping_t`, then return the attention output [t, h, d] in q's dtype."""
+    def attend(
+        self,
+        spec: AttentionSpec,
+        q_thd: Tensor,
+        k_tgd: Tensor,
+        v_tgd: Tensor,
+        ctx: ForwardContext,
+        sink_h: Tensor | None = None,
+    ) -> Tensor:
+        """Write k and v at `slot_mapping_t`, then return the attention output [t, h, out_dim] in q's dtype.
 
-    def attend_cached(self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
+        With `sink_h`, the softmax of head h has one more score, sink_h[h], that weighs nothing (gpt-oss). `v_tgd` is
+        not read where the cache holds no V."""
+
+    def attend_cached(
+        self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext, sink_h: Tensor | None = None
+    ) -> Tensor:
         """`attend` after k and v have been written."""
 
 

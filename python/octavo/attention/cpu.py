@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo import _core
 from octavo.attention.base import AttentionSpec, ForwardContext, dense_heads
+from octavo.attention.reference import ReferenceAttention
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -29,23 +30,39 @@ def _tokens(name: str, x_thd: Tensor, like: Tensor, heads: int, dim: int, num_to
 
 
 class CpuAttention:
-    """Paged attention with online softmax in fp32; fp32, bf16 and fp16."""
+    """Paged attention with online softmax in fp32; fp32, bf16 and fp16. Sinks, chunks, and caches without V, which the
+    kernels do not know, go through PyTorch."""
 
     def __init__(self, num_threads: int = 0) -> None:
         """`num_threads` 0: as many as torch uses."""
         self.num_threads = num_threads or torch.get_num_threads()
+        self._plain_torch = ReferenceAttention()
 
     def prepare(self, ctx: ForwardContext) -> None:
         """Nothing is shared between layers."""
 
-    def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
+    def attend(
+        self,
+        spec: AttentionSpec,
+        q_thd: Tensor,
+        k_tgd: Tensor,
+        v_tgd: Tensor,
+        ctx: ForwardContext,
+        sink_h: Tensor | None = None,
+    ) -> Tensor:
         """See `AttentionBackend.attend`. Tensors that the kernels can't read, or indices out of range: ValueError."""
+        if not spec.is_plain or sink_h is not None:
+            return self._plain_torch.attend(spec, q_thd, k_tgd, v_tgd, ctx, sink_h)
         cache = _cache(spec, ctx)
         self._write(spec, k_tgd, v_tgd, ctx, cache)
         return self._attend(spec, q_thd, ctx, cache)
 
-    def attend_cached(self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
+    def attend_cached(
+        self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext, sink_h: Tensor | None = None
+    ) -> Tensor:
         """See `AttentionBackend.attend_cached`; errors as those of `attend`."""
+        if not spec.is_plain or sink_h is not None:
+            return self._plain_torch.attend_cached(spec, q_thd, ctx, sink_h)
         return self._attend(spec, q_thd, ctx, _cache(spec, ctx))
 
     def _write(self, spec: AttentionSpec, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext, cache: Tensor) -> None:

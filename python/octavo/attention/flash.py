@@ -38,7 +38,7 @@ class FlashPrompts:
 
     def fits(self, spec: AttentionSpec, cache: Tensor) -> bool:
         """Heads that the package knows, without a soft cap (it is built without)."""
-        return spec.head_dim in HEAD_DIMS and not spec.soft_cap and cache.dtype in DTYPES
+        return spec.is_plain and spec.head_dim in HEAD_DIMS and not spec.soft_cap and cache.dtype in DTYPES
 
     def attend(self, spec: AttentionSpec, q_thd: Tensor, cache: Tensor, ctx: ForwardContext) -> Tensor:
         """Rows from ctx.num_decode_rows on: q's tokens are theirs; [t, h, d]."""

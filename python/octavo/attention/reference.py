@@ -15,12 +15,22 @@ class ReferenceAttention:
     def prepare(self, ctx: ForwardContext) -> None:
         """Nothing is shared between layers."""
 
-    def attend(self, spec: AttentionSpec, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
+    def attend(
+        self,
+        spec: AttentionSpec,
+        q_thd: Tensor,
+        k_tgd: Tensor,
+        v_tgd: Tensor,
+        ctx: ForwardContext,
+        sink_h: Tensor | None = None,
+    ) -> Tensor:
         """See `AttentionBackend.attend`."""
         write_kv(k_tgd, v_tgd, ctx.kv_cache[spec.layer], ctx.slot_mapping_t)
-        return self.attend_cached(spec, q_thd, ctx)
+        return self.attend_cached(spec, q_thd, ctx, sink_h)
 
-    def attend_cached(self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
+    def attend_cached(
+        self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext, sink_h: Tensor | None = None
+    ) -> Tensor:
         """See `AttentionBackend.attend_cached`."""
         return paged_attention(
             q_thd,
@@ -33,4 +43,7 @@ class ReferenceAttention:
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            chunk=spec.chunk,
+            value_dim=spec.value_dim,
+            sink_h=sink_h,
         )

@@ -12,13 +12,18 @@ class Attention(nn.Module):
 
     backend: AttentionBackend
 
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSpec, sink_h: nn.Parameter | None = None) -> None:
+        """`sink_h`: see `AttentionBackend.attend`."""
         super().__init__()
-        self.spec = spec
+        self.spec, self.sink_h = spec, sink_h
 
     def forward(self, q_thd: Tensor, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext) -> Tensor:
-        """Write k and v to the cache, attend: [t, h, d] in q's dtype."""
-        return self.backend.attend(self.spec, q_thd, k_tgd, v_tgd, ctx)
+        """Write k and v to the cache, attend: [t, h, out_dim] in q's dtype."""
+        return self.backend.attend(self.spec, q_thd, k_tgd, v_tgd, ctx, self.sink_h)
+
+    def attend_cached(self, q_thd: Tensor, ctx: ForwardContext) -> Tensor:
+        """The same after k and v have been written."""
+        return self.backend.attend_cached(self.spec, q_thd, ctx, self.sink_h)
 
 
 def set_backend(model: nn.Module, backend: AttentionBackend) -> None:

@@ -90,6 +90,12 @@ class NormalConfig:
     """How the checkpoint keeps linear layers; None: plainly."""
     experts: ExpertsConfig | None = None
     """Of the families in EXPERT_FAMILIES."""
+    layer_chunks: tuple[int, ...] = ()
+    """Of each layer, the length of the runs of positions that it attends within (Llama 4), 0 = they are not cut; empty:
+    no layer's are."""
+    value_dim: int = 0
+    """The cache holds no V: it is the first `value_dim` of a token's `head_dim` numbers (latent attention; there is one
+    KV head); 0: it holds V."""
     local_theta: float | None = None
     """Base of the rotations of layers with a window, where it is given apart; their frequencies are plain."""
 

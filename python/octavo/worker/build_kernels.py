@@ -96,7 +96,7 @@ class MetaSteps:
         model.set_attention_backend(make_backend("triton", deterministic=config.execution.deterministic))
         stored = DTYPES[kv_dtype(config)]
         kv_cache = [
-            torch.empty(2, 2, spec.num_kv_heads, limits.block_size, spec.head_dim, dtype=stored, device=META)
+            torch.empty(spec.cache_shape(2, limits.block_size), dtype=stored, device=META)
             for spec in model.attention_specs
         ]
         slots = Slots(limits.max_num_seqs, -(-max_model_len // limits.block_size), META)

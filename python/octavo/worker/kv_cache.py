@@ -1,6 +1,6 @@
 """The KV cache: one tensor a layer, zeroed once, so that what padding rows read from the null block is a number.
 
-Shape: [num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim].
+Shape: `AttentionSpec.cache_shape`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,4 @@ def allocate_kv_cache(
     """One cache a spec, in the order of `AttentionSpec.layer`."""
     ordered = sorted(specs, key=lambda spec: spec.layer)
     assert [spec.layer for spec in ordered] == list(range(len(ordered))), "layers index the list of caches"
-    return [
-        torch.zeros((num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim), dtype=dtype, device=device)
-        for spec in ordered
-    ]
+    return [torch.zeros(spec.cache_shape(num_blocks, block_size), dtype=dtype, device=device) for spec in ordered]

@@ -119,8 +119,9 @@ def _size(num_bytes: int) -> str:
 
 
 def kv_token_bytes(model: NormalConfig, dtype: str) -> int:
-    """Bytes of K and V of one token in all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
+    """Bytes of K and V (or of latents) of one token in all layers."""
+    planes = 1 if model.value_dim else 2
+    return planes * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
 
 
 def rows_at_a_time(device: DeviceFacts, vocab_size: int, max_num_seqs: int) -> int:

@@ -60,6 +60,8 @@ class QkvAttention:
             and spec.head_dim in HEAD_DIMS
             and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
             and not spec.soft_cap
+            and spec.is_plain
+            and attention.sink_h is None
         )
 
     @staticmethod
@@ -86,7 +88,7 @@ class QkvAttention:
             norm_eps=layer.norm_eps,
             pdl=self._pdl,
         )
-        return self._attention.backend.attend_cached(spec, q_thd, ctx).flatten(1)
+        return self._attention.attend_cached(q_thd, ctx).flatten(1)
 
     def _decode(self, qkv_to: Tensor, cache: Tensor, ctx: ForwardContext) -> Tensor:
         count, heads = ctx.num_rows, self._layer.heads

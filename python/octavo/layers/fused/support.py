@@ -68,8 +68,8 @@ def obstacle(shape: DecoderShape, device: DeviceTraits) -> str | None:
     if shape.hidden_act not in ACTIVATIONS:
         return f"they know the activation silu, not {shape.hidden_act}"
     heads = {(spec.num_heads, spec.num_kv_heads, spec.head_dim) for spec in shape.attention}
-    if len(heads) != 1 or any(spec.soft_cap for spec in shape.attention):
-        return "they need equal heads in all layers, without a soft cap"
+    if len(heads) != 1 or any(spec.soft_cap or not spec.is_plain for spec in shape.attention):
+        return "they need equal heads in all layers, without a soft cap, chunks or latents"
     num_heads, num_kv_heads, dim = heads.pop()
     if dim not in HEAD_DIMS or shape.rotary_dim != dim:
         return f"they need heads of 64 or 128 dims, all rotated, not {dim} with {shape.rotary_dim} rotated"
