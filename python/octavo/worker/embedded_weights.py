@@ -14,18 +14,22 @@ from octavo._core import EmbeddedDecoder
 from octavo.config import ModelConfig
 from octavo.models.description import Description
 from octavo.models.plain_weights import as_float32, narrowed, random_weight, widened
-from octavo.models.stored_weights import PLAIN, Place, StoredWeight, places
+from octavo.models.stored_weights import PLAIN, TOP, Place, StoredWeight, places
 
 if TYPE_CHECKING:
     from octavo.worker.base import Progress
 
 
 QUANTIZED = {"int8": "Q8_0", "int4": "Q4_1"}
-"""--quantization -> the format that plain numbers are quantized to."""
+"""--quantization -> the format that plain numbers of layers are quantized to; embedding and head take `FINE`."""
+FINE = "Q8_0"
+"""Near-lossless: also for quantized formats that the decoder does not compute with."""
+RAGGED = "INT8"
+"""For rows that are no whole blocks: a scale a row."""
 BLOCK = 32
 """Columns of a block of these formats."""
 KNOWN = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"})
-"""Quantized formats that the decoder computes with; others are widened to float32 first."""
+"""Quantized formats that the decoder computes with."""
 
 
 def load_weights(
@@ -50,14 +54,25 @@ def load_weights(
 
 
 def _load_matrix(decoder: EmbeddedDecoder, place: Place, weight: StoredWeight, config: ModelConfig) -> None:
-    """Plain numbers are quantized where --quantization says so (but rows that are no whole blocks), else kept in
-    --dtype; quantized ones are kept as they are, or in float32 where --dtype asks for it."""
-    rows, columns = place.shape
-    keep = QUANTIZED.get(config.quantization) if columns % BLOCK == 0 else None
-    if keep is None and config.dtype == "float32":
-        keep = "F32"
-    elif keep is None and weight.format in PLAIN:
+    keep = kept_format(place, weight, config)
+    if keep is None and weight.format in PLAIN:
         weight = narrowed(weight, config.dtype)
     if weight.format == "F64" or (weight.format not in KNOWN and weight.format not in PLAIN):
         weight = widened(weight)
+    rows, columns = place.shape
     decoder.load_matrix(place.layer, place.role, weight.format, weight.read().data, rows, columns, keep=keep)
+
+
+def kept_format(place: Place, weight: StoredWeight, config: ModelConfig) -> str | None:
+    """What a matrix is made into; None: it stays as it is, plain numbers in --dtype.
+
+    Plain numbers are quantized where --quantization says so; quantized ones are widened where --dtype asks for it.
+    """
+    wanted = QUANTIZED.get(config.quantization)
+    if wanted is not None and weight.format in PLAIN:
+        if place.shape[1] % BLOCK:
+            return RAGGED
+        return FINE if place.layer == TOP else wanted
+    if config.dtype == "float32":
+        return "F32"
+    return None if weight.format in PLAIN or weight.format in KNOWN else FINE
