@@ -34,12 +34,31 @@ def sort_pairs(expert_mj: Tensor, num_experts: int, block: int) -> tuple[list[in
     return pair_s, expert_t
 
 
-def experts(x_mh: Tensor, expert_mj: Tensor, weight_mj: Tensor, gate_up_e2ih: Tensor, down_ehi: Tensor) -> Tensor:
-    """Sum over choices of weight * down(silu(gate) * up), fp32 [m, h]."""
+def clamped(gate: Tensor, up: Tensor, limit: float, slope: float) -> Tensor:
+    """gpt-oss's activation: gate * sigmoid(slope * gate) * (up + 1), both clamped first (the gate from above only)."""
+    gate = gate.clamp(max=limit)
+    return gate * torch.sigmoid(slope * gate) * (up.clamp(-limit, limit) + 1)
+
+
+def experts(
+    x_mh: Tensor,
+    expert_mj: Tensor,
+    weight_mj: Tensor,
+    gate_up_e2ih: Tensor,
+    down_ehi: Tensor,
+    *,
+    gate_up_bias_e2i: Tensor | None = None,
+    down_bias_eh: Tensor | None = None,
+    limit: float = 0.0,
+    slope: float = 1.0,
+) -> Tensor:
+    """Sum over choices of weight * down(silu(gate) * up), fp32 [m, h]; with a `limit`, of `clamped` activations."""
     out_mh = torch.zeros(x_mh.shape, dtype=torch.float32, device=x_mh.device)
     for expert in range(gate_up_e2ih.shape[0]):
         row, choice = (expert_mj == expert).nonzero(as_tuple=True)
-        gate_ri, up_ri = F.linear(x_mh[row].float(), gate_up_e2ih[expert].float()).chunk(2, dim=-1)
-        y_rh = F.linear(F.silu(gate_ri) * up_ri, down_ehi[expert].float())
+        first, second = (None if b is None else b[expert].float() for b in (gate_up_bias_e2i, down_bias_eh))
+        gate_ri, up_ri = F.linear(x_mh[row].float(), gate_up_e2ih[expert].float(), first).chunk(2, dim=-1)
+        inner_ri = clamped(gate_ri, up_ri, limit, slope) if limit else F.silu(gate_ri) * up_ri
+        y_rh = F.linear(inner_ri, down_ehi[expert].float(), second)
         out_mh.index_add_(0, row, y_rh * weight_mj[row, choice, None].float())
     return out_mh

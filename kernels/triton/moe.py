@@ -9,6 +9,7 @@ Shape suffixes: m rows, h model dim, e experts, j choices, i inner dim, f flat.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -80,15 +81,19 @@ def decode(
     ]
 
 
-def mix(experts: Experts, x_mh: Tensor, logit_me: Tensor) -> Tensor:
-    """The experts' weighted sum [m, h] for normed rows and their router logits, on CUDA; no host synchronization.
-    The sizes must be ones that moe_table.py `supports`."""
+Chosen = tuple[Tensor, Tensor]
+"""(experts int32 [m, j], their weights fp32 [m, j]) of rows that were routed already; both contiguous."""
+
+
+def mix(experts: Experts, x_mh: Tensor, scores: Tensor | Chosen) -> Tensor:
+    """The experts' weighted sum [m, h] for normed rows and their router logits (or what was chosen by them), on CUDA;
+    no host synchronization. The sizes must be ones that moe_table.py `supports`."""
     out_mh = torch.empty_like(x_mh)
     pdl = has_dependent_launches(x_mh.device)
     if only_compiling():
-        _compile_all(experts, x_mh, logit_me, pdl)
+        _compile_all(experts, x_mh, scores, pdl)
         return out_mh
-    for launch in forward(experts, x_mh, logit_me, out_mh):
+    for launch in forward(experts, x_mh, scores, out_mh):
         launch.run(pdl=pdl)
     return out_mh
 
@@ -99,20 +104,22 @@ def kinds_of_steps(num_experts: int, top_k: int) -> list[int]:
     return sorted({1, *ends, *(end + 1 for end in ends)} - {0})
 
 
-def _compile_all(experts: Experts, x_mh: Tensor, logit_me: Tensor, pdl: bool) -> None:
+def _compile_all(experts: Experts, x_mh: Tensor, scores: Tensor | Chosen, pdl: bool) -> None:
     """Compile the kernels of any number of rows, once for experts of these sizes."""
-    key = (experts.num_experts, experts.top_k, experts.renormalize, experts.down_ehi.shape, x_mh.dtype, x_mh.device)
+    options = experts.limit, experts.slope, experts.down_bias_eh is not None, isinstance(scores, tuple)
+    sizes = experts.num_experts, experts.top_k, experts.renormalize, experts.down_ehi.shape
+    key = (*sizes, *options, x_mh.dtype, x_mh.device)
     if key in _compiled:
         return
     _compiled.add(key)
     for rows in kinds_of_steps(experts.num_experts, experts.top_k):
-        x, logits = (tensor[:1].expand(rows, -1) for tensor in (x_mh, logit_me))
-        for launch in forward(experts, x, logits, x_mh):
+        x, *given = (t[:1].expand(rows, -1) for t in (x_mh, *(scores if isinstance(scores, tuple) else (scores,))))
+        for launch in forward(experts, x, (given[0], given[1]) if len(given) == 2 else given[0], x_mh):
             launch.warm_up(pdl=pdl)
 
 
-def forward(experts: Experts, x_mh: Tensor, logit_me: Tensor, out_mh: Tensor) -> list[Launch]:
-    """out = experts(x) for normed rows and their router logits. Scratch is allocated here."""
+def forward(experts: Experts, x_mh: Tensor, scores: Tensor | Chosen, out_mh: Tensor) -> list[Launch]:
+    """out = experts(x) for normed rows and their router logits, or what was chosen. Scratch is allocated here."""
     num_rows, dtype = x_mh.shape[0], x_mh.dtype
     tiles = experts.tiles(num_rows)
     block_m = tiles["gate_up"].block_m
@@ -120,7 +127,11 @@ def forward(experts: Experts, x_mh: Tensor, logit_me: Tensor, out_mh: Tensor) ->
     routing = Routing.allocate(experts, num_rows, num_tiles, block_m)
     inner_si = x_mh.new_empty(num_tiles * block_m, experts.inner, dtype=dtype)
     pair_fh = x_mh.new_empty(num_rows * experts.top_k, experts.width, dtype=dtype)
-    launches = [_top_k_rows(experts, logit_me, routing, num_rows)]
+    if isinstance(scores, tuple):
+        launches = []
+        routing = replace(routing, expert_f=scores[0], weight_f=scores[1])
+    else:
+        launches = [_top_k_rows(experts, scores, routing, num_rows)]
     counts: Tensor | None = None
     chunks = triton.cdiv(num_rows * experts.top_k, CHUNK)
     if chunks > 1:
@@ -251,17 +262,19 @@ def _gate_up(
     *,
     is_scaled: bool,
 ) -> Launch:
-    n, k = experts.inner, experts.width
-    return _gemm(experts.gate_up_e2ih, x_mh, inner_si, n, k, routing, tile, num_tiles, experts.top_k, is_scaled)
+    n, k, bias = experts.inner, experts.width, experts.gate_up_bias_e2i
+    return _gemm(experts, experts.gate_up_e2ih, bias, x_mh, inner_si, n, k, routing, tile, num_tiles, is_scaled)
 
 
 def _down(experts: Experts, routing: Routing, inner_si: Tensor, pair_fh: Tensor, tile: Tile, num_tiles: int) -> Launch:
-    n, k = experts.width, experts.inner
-    return _gemm(experts.down_ehi, inner_si, pair_fh, n, k, routing, tile, num_tiles, experts.top_k, None)
+    n, k, bias = experts.width, experts.inner, experts.down_bias_eh
+    return _gemm(experts, experts.down_ehi, bias, inner_si, pair_fh, n, k, routing, tile, num_tiles, None)
 
 
 def _gemm(
+    experts: Experts,
     weight: Tensor,
+    bias: Tensor | None,
     x_rk: Tensor,
     y_rn: Tensor,
     n: int,
@@ -269,7 +282,6 @@ def _gemm(
     routing: Routing,
     tile: Tile,
     num_tiles: int,
-    top_k: int,
     is_scaled: bool | None,
 ) -> Launch:
     """One product; `is_scaled` None: the second."""
@@ -286,18 +298,22 @@ def _gemm(
         "expert_t": routing.expert_t,
         "scale_m": routing.scale_m,
         "weight_f": routing.weight_f,
+        "bias_n": weight if bias is None else bias,
         "y_rn": y_rn,
     }
     constants = {
         "N": n,
         "K": k,
-        "TOP_K": top_k,
+        "TOP_K": experts.top_k,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "GATED": is_scaled is not None,
         "SCALED": bool(is_scaled),
         "SWAP_AB": tile.swap,
+        "BIASED": bias is not None,
+        "LIMIT": experts.limit if is_scaled is not None else 0.0,
+        "SLOPE": experts.slope,
         "TMA": tma,
     }
     return Launch(expert_gemm, (n // tile.block_n, num_tiles), args, constants, tile.warps, tile.stages)

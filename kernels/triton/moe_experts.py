@@ -23,13 +23,21 @@ ROUTER_K: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """One layer's weights: router [e, h], gate above up [e, 2 i, h], down [e, h, i]; and how rows are routed."""
+    """One layer's weights: router [e, h], gate above up [e, 2 i, h], down [e, h, i]; and how rows are routed.
+
+    Biases are the products', [e, 2 i] and [e, h]. `limit` and `slope` are of the clamped activation
+    (reference/moe.py); a limit of 0 means silu(gate) * up.
+    """
 
     router_eh: Tensor
     gate_up_e2ih: Tensor
     down_ehi: Tensor
     top_k: int
     renormalize: bool
+    gate_up_bias_e2i: Tensor | None = None
+    down_bias_eh: Tensor | None = None
+    limit: float = 0.0
+    slope: float = 1.0
 
     @property
     def num_experts(self) -> int:

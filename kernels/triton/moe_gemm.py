@@ -35,6 +35,7 @@ def expert_gemm(
     expert_t,
     scale_m,
     weight_f,
+    bias_n,
     y_rn,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -45,6 +46,9 @@ def expert_gemm(
     GATED: tl.constexpr,  # first product: x by row, y by place; else second: x by place, y by pair
     SCALED: tl.constexpr,  # the first product's rows are still to be scaled by scale_m
     SWAP_AB: tl.constexpr,  # weights as the left operand, so that BLOCK_M may be below 64
+    BIASED: tl.constexpr,  # all experts' biases, stacked as their matrices
+    LIMIT: tl.constexpr,  # the gated activation's clamp (reference/moe.py: clamped); 0: silu(gate) * up
+    SLOPE: tl.constexpr,
     TMA: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -92,9 +96,21 @@ def expert_gemm(
             scale = tl.expand_dims(tl.load(scale_m + source, mask=is_real, other=0.0), M_AXIS)
             acc = acc * scale
             up = up * scale
-        acc = acc / (1.0 + tl.exp(-acc)) * up
+        if BIASED:
+            bias = bias_n + expert.to(tl.int64) * (2 * N) + n0 + tl.arange(0, BLOCK_N)
+            acc += tl.expand_dims(tl.load(bias).to(tl.float32), 1 - M_AXIS)
+            up += tl.expand_dims(tl.load(bias + N).to(tl.float32), 1 - M_AXIS)
+        if LIMIT > 0:
+            acc = tl.minimum(acc, LIMIT)
+            up = tl.maximum(tl.minimum(up, LIMIT), -LIMIT) + 1.0
+            acc = acc / (1.0 + tl.exp(-SLOPE * acc)) * up
+        else:
+            acc = acc / (1.0 + tl.exp(-acc)) * up
         target = s
     else:
+        if BIASED:
+            bias = bias_n + expert.to(tl.int64) * N + n0 + tl.arange(0, BLOCK_N)
+            acc += tl.expand_dims(tl.load(bias).to(tl.float32), 1 - M_AXIS)
         acc = acc * tl.expand_dims(tl.load(weight_f + pair, mask=is_real, other=0.0), M_AXIS)
         target = pair
     n = tl.expand_dims(n0 + tl.arange(0, BLOCK_N), 1 - M_AXIS)

@@ -6,6 +6,7 @@ a kernel does not write must not be read.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +101,26 @@ def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPa
     out_mh = torch.full_like(x_mh, torch.nan)
     run(moe.forward(experts, x_mh, x_mh @ experts.router_eh.T, out_mh))
     assert relative_error(out_mh, expected_of(experts, x_mh)) < 1e-5
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_biases_and_clamped_activations(rows: int, chosen: bool) -> None:
+    """gpt-oss's experts; and rows that were routed elsewhere."""
+    plain = make_experts("odd", rows)
+    biases = (0.5 * torch.randn(5, 96), 0.5 * torch.randn(5, 96))
+    experts = replace(plain, gate_up_bias_e2i=biases[0], down_bias_eh=biases[1], limit=1.5, slope=1.7)
+    x_mh = torch.randn(rows, experts.width)
+    out_mh = torch.full_like(x_mh, torch.nan)
+    expert_mj, weight_mj = route(x_mh @ experts.router_eh.T, experts.top_k, experts.renormalize)
+    weight_mj = 2 * weight_mj if chosen else weight_mj
+    scores = (expert_mj.int().contiguous(), weight_mj.contiguous()) if chosen else x_mh @ experts.router_eh.T
+    run(moe.forward(experts, x_mh, scores, out_mh))
+    matrices = experts.gate_up_e2ih, experts.down_ehi
+    options = {"gate_up_bias_e2i": biases[0], "down_bias_eh": biases[1], "limit": 1.5, "slope": 1.7}
+    expected = reference_experts(x_mh, expert_mj, weight_mj, *matrices, **options)
+    assert relative_error(out_mh, expected) < 1e-5
+    assert relative_error(expected, reference_experts(x_mh, expert_mj, weight_mj, *matrices)) > 0.1
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128])

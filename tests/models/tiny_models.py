@@ -161,6 +161,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Ministral",
         {"head_dim": 16, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {**YARN_ROPE, "truncate": False},
+        },
+    ),
+    "gpt-oss-no-biases": ("GptOss", {"head_dim": 24, "num_local_experts": 8, "attention_bias": False}),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -192,6 +204,7 @@ NATIVE_PREFIXES = (
     "SmolLM3",
     "Ministral",
     "Qwen2Moe",
+    "GptOss",
 )
 
 

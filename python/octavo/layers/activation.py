@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from octavo.errors import ModelError
+from octavo.kernels.reference.moe import clamped
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -46,3 +47,16 @@ class GatedActivation(nn.Module):
     def forward(self, gate_up_t2i: Tensor) -> Tensor:
         """[t, 2 * i] -> [t, i]."""
         return self.run(gate_up_t2i)
+
+
+class ClampedActivation(nn.Module):
+    """gpt-oss's: gate * sigmoid(slope * gate) * (up + 1), both clamped first (the gate from above only)."""
+
+    def __init__(self, limit: float, slope: float) -> None:
+        super().__init__()
+        self.limit, self.slope = limit, slope
+
+    def forward(self, gate_up_t2i: Tensor) -> Tensor:
+        """[t, 2 * i] -> [t, i]."""
+        gate_ti, up_ti = gate_up_t2i.chunk(2, dim=-1)
+        return clamped(gate_ti, up_ti, self.limit, self.slope)

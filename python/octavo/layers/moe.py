@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +19,68 @@ from torch.nn import functional as F
 
 from octavo.kernels.triton.moe_table import supports
 from octavo.kernels.triton.target import runs_kernels
-from octavo.layers.activation import GatedActivation
+from octavo.layers.activation import ClampedActivation, GatedActivation
 from octavo.layers.fused.base import ExpertWeights
 
 SILU = ("silu", "swish")
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router's logits become experts and their weights; see `route`."""
+
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = False
+    """The chosen experts' weights are divided by their sum."""
+    scale: float = 1.0
+    """Weights are multiplied by it in the end."""
+    groups: int = 1
+    top_groups: int = 1
+    """Of `groups` runs of experts, only the best so many are chosen from."""
+    group_score: Literal["best", "best two"] = "best"
+    """What ranks a group: its best expert, or the sum of its best two."""
+    has_bias: bool = False
+    """Logits have a bias."""
+    has_choice_bias: bool = False
+    """Scores have a bias (fp32) when experts are chosen, but not in their weights."""
+    is_exact: bool = False
+    """Logits are computed in fp32."""
+    weighs_input: bool = False
+    """What an expert reads is multiplied by its weight, instead of what it gives."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Top k of a softmax, which kernels do."""
+        return self == Routing(renormalize=self.renormalize, has_bias=self.has_bias, is_exact=self.is_exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Clamped:
+    """gpt-oss's activation, gate * sigmoid(slope * gate) * (up + 1), both clamped to `limit` first."""
+
+    limit: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """A mixture's sizes, and how tokens are routed."""
+    """A mixture's sizes, how tokens are routed, and what its experts are."""
 
     num_experts: int
     top_k: int
     intermediate_size: int
-    renormalize: bool
-    """The chosen experts' weights are divided by their sum."""
+    routing: Routing = Routing()
+    has_biases: bool = False
+    """Of the experts' products."""
+    clamped: Clamped | None = None
+    """Instead of the model's activation."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but what Mixtral and Qwen have."""
+        return (
+            self.routing == Routing(renormalize=self.routing.renormalize) and not self.has_biases and not self.clamped
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +88,15 @@ class ExpertNames:
     """What a checkpoint calls the parts of a mixture, below a block: one tensor an expert, or all in one."""
 
     router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
     experts: str = "mlp.experts"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     merged_router: str = "mlp.gate"
-    merged: str = "mlp.experts"
-    """Prefix of `gate_up_proj` and `down_proj`, which hold all experts (Transformers 5)."""
+    merged_gate_up: str = "mlp.experts.gate_up_proj"
+    merged_down: str = "mlp.experts.down_proj"
+    """What holds all experts (Transformers 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +111,28 @@ class Merged:
         return Merged(self.slot, tuple(f"{prefix}.{name}" for name in self.names))
 
 
-def route(logit_te: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """(experts int64 [t, j], their weights fp32 [t, j]) from the router's logits."""
-    weight_tj, expert_tj = logit_te.float().softmax(-1).topk(top_k, dim=-1)
-    if renormalize:
-        weight_tj = weight_tj / weight_tj.sum(-1, keepdim=True)
-    return expert_tj, weight_tj
+def route(logit_te: Tensor, top_k: int, routing: Routing, choice_bias_e: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(experts int64 [t, j], their weights fp32 [t, j]) from the router's logits. Nothing is read on the host."""
+    logit_te = logit_te.float()
+    score_te = logit_te.sigmoid() if routing.score == "sigmoid" else logit_te.softmax(-1)
+    ranked_te = score_te if choice_bias_e is None else score_te + choice_bias_e
+    if routing.groups > 1:
+        ranked_te = _in_best_groups(ranked_te, routing)
+    expert_tj = ranked_te.topk(top_k, dim=-1).indices
+    weight_tj = score_te.gather(1, expert_tj)
+    if routing.renormalize:
+        weight_tj = weight_tj / (weight_tj.sum(-1, keepdim=True) + 1e-20)
+    return expert_tj, weight_tj * routing.scale if routing.scale != 1.0 else weight_tj
+
+
+def _in_best_groups(ranked_te: Tensor, routing: Routing) -> Tensor:
+    """Minus infinity for experts outside the best groups."""
+    ranked_tgn = torch.unflatten(ranked_te, -1, (routing.groups, -1))
+    best_tgk = ranked_tgn.topk(1 if routing.group_score == "best" else 2, dim=-1).values
+    group_tk = best_tgk.sum(-1).topk(routing.top_groups, dim=-1).indices
+    is_out_tg = torch.ones_like(best_tgk[..., 0], dtype=torch.bool).scatter(1, group_tk, False)
+    within_tgn: Tensor = ranked_tgn.masked_fill(is_out_tg[..., None], -torch.inf)
+    return within_tgn.flatten(1)
 
 
 class SparseMLP(nn.Module):
@@ -86,46 +152,86 @@ class SparseMLP(nn.Module):
         self.spec, self.names = spec, names
         count, inner = spec.num_experts, spec.intermediate_size
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        def parameter(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)
 
-        self.router = parameter(count, hidden_size)
+        routing, exact = spec.routing, torch.float32 if spec.routing.is_exact else dtype
+        self.router = parameter(count, hidden_size, kept=exact)
+        self.router_bias = parameter(count, kept=exact) if routing.has_bias else None
+        self.choice_bias = parameter(count, kept=torch.float32) if routing.has_choice_bias else None
         self.gate_up = parameter(count, 2 * inner, hidden_size)
         self.down = parameter(count, hidden_size, inner)
+        self.gate_up_bias = parameter(count, 2 * inner) if spec.has_biases else None
+        self.down_bias = parameter(count, hidden_size) if spec.has_biases else None
         self.score: Callable[[Tensor, Tensor], Tensor] = F.linear
         """The router's product; replaced where products must be batch-invariant (experts' are, on CUDA)."""
-        self.act = GatedActivation(hidden_act)
-        self.has_kernels = hidden_act in SILU and supports(hidden_size, inner, count, spec.top_k)
+        clamp = spec.clamped
+        self.act = GatedActivation(hidden_act) if clamp is None else ClampedActivation(clamp.limit, clamp.slope)
+        knows_activation = clamp is not None or hidden_act in SILU
+        knows_input = not routing.weighs_input or spec.top_k == 1
+        self.has_kernels = knows_activation and knows_input and supports(hidden_size, inner, count, spec.top_k)
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
-        logit_te = self.score(hidden_tm, self.router)
+        logit_te = self.score(hidden_tm.to(self.router.dtype), self.router)
+        if self.router_bias is not None:
+            logit_te = logit_te + self.router_bias
         if self.has_kernels and runs_kernels(hidden_tm.device):
-            from octavo.kernels.triton.moe import mix  # loads Triton
-            from octavo.kernels.triton.moe_experts import Experts
+            return self._by_kernels(hidden_tm, logit_te)
+        return self._by_expert(hidden_tm, *route(logit_te, self.spec.top_k, self.spec.routing, self.choice_bias))
 
-            experts = Experts(self.router, self.gate_up, self.down, self.spec.top_k, self.spec.renormalize)
+    def _by_kernels(self, hidden_tm: Tensor, logit_te: Tensor) -> Tensor:
+        """Nothing is read back."""
+        from octavo.kernels.triton.moe import mix  # loads Triton
+        from octavo.kernels.triton.moe_experts import Experts
+
+        spec, routing = self.spec, self.spec.routing
+        clamp = spec.clamped or Clamped(0.0, 1.0)
+        experts = Experts(
+            self.router,
+            self.gate_up,
+            self.down,
+            spec.top_k,
+            routing.renormalize,
+            self.gate_up_bias,
+            self.down_bias,
+            clamp.limit,
+            clamp.slope,
+        )
+        if routing.is_plain:
             return mix(experts, hidden_tm, logit_te)
-        return self._by_expert(hidden_tm, logit_te)
+        expert_tj, weight_tj = route(logit_te, spec.top_k, routing, self.choice_bias)
+        if routing.weighs_input:  # there is one expert a token
+            hidden_tm, weight_tj = hidden_tm * weight_tj.to(hidden_tm.dtype), torch.ones_like(weight_tj)
+        return mix(experts, hidden_tm, (expert_tj.int(), weight_tj.contiguous()))
 
-    def _by_expert(self, hidden_tm: Tensor, logit_te: Tensor) -> Tensor:
+    def _by_expert(self, hidden_tm: Tensor, expert_tj: Tensor, weight_tj: Tensor) -> Tensor:
         """A loop over experts, each with its tokens; asks the device how many they are."""
-        spec = self.spec
-        expert_tj, weight_tj = route(logit_te, spec.top_k, spec.renormalize)
+        spec, share_f = self.spec, weight_tj.flatten().to(hidden_tm.dtype)
         order_f = expert_tj.flatten().argsort(stable=True)
         sizes = expert_tj.flatten().bincount(minlength=spec.num_experts).tolist()
         out_fm = hidden_tm.new_empty(order_f.shape[0], hidden_tm.shape[1])
         for expert, pair_f in enumerate(torch.split(order_f, sizes)):
             if len(pair_f):
-                rows = hidden_tm[pair_f // spec.top_k]
-                out_fm[pair_f] = F.linear(self.act(F.linear(rows, self.gate_up[expert])), self.down[expert])
-        out_tjm = out_fm.view(-1, spec.top_k, out_fm.shape[1])
-        return (out_tjm * weight_tj[:, :, None].to(hidden_tm.dtype)).sum(1)
+                rows, share_f1 = hidden_tm[pair_f // spec.top_k], share_f[pair_f, None]
+                first, second = (None if b is None else b[expert] for b in (self.gate_up_bias, self.down_bias))
+                if spec.routing.weighs_input:
+                    rows = rows * share_f1
+                out = F.linear(self.act(F.linear(rows, self.gate_up[expert], first)), self.down[expert], second)
+                out_fm[pair_f] = out if spec.routing.weighs_input else out * share_f1
+        return out_fm.view(-1, spec.top_k, out_fm.shape[1]).sum(1)
 
     def slots(self) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes, names below the block."""
         names, inner = self.names, self.spec.intermediate_size
         found: dict[str, Tensor] = {f"{names.router}.weight": self.router}
+        if self.router_bias is not None:
+            found[f"{names.router}.bias"] = self.router_bias
+        if self.choice_bias is not None:
+            found[names.choice_bias] = self.choice_bias
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            found[f"{names.merged_gate_up}_bias"] = self.gate_up_bias
+            found[f"{names.merged_down}_bias"] = self.down_bias
         for expert in range(self.spec.num_experts):
             prefix = f"{names.experts}.{expert}"
             gate_up = self.gate_up[expert]
@@ -140,8 +246,8 @@ class SparseMLP(nn.Module):
         prefixes = [f"{names.experts}.{expert}" for expert in range(self.spec.num_experts)]
         halves = tuple(f"{prefix}.{part}.weight" for prefix in prefixes for part in (names.gate, names.up))
         found = {
-            f"{names.merged}.gate_up_proj": Merged(self.gate_up, halves),
-            f"{names.merged}.down_proj": Merged(self.down, tuple(f"{p}.{names.down}.weight" for p in prefixes)),
+            names.merged_gate_up: Merged(self.gate_up, halves),
+            names.merged_down: Merged(self.down, tuple(f"{p}.{names.down}.weight" for p in prefixes)),
         }
         if names.merged_router != names.router:
             found[f"{names.merged_router}.weight"] = Merged(self.router, (f"{names.router}.weight",))
@@ -149,4 +255,4 @@ class SparseMLP(nn.Module):
 
     def weights(self) -> ExpertWeights:
         """The parameters, by what they are for."""
-        return ExpertWeights(self.router, self.gate_up, self.down, self.spec.top_k, self.spec.renormalize)
+        return ExpertWeights(self.router, self.gate_up, self.down, self.spec.top_k, self.spec.routing.renormalize)

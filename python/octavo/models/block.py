@@ -58,7 +58,10 @@ class SelfAttention(nn.Module):
                 dim = size if self.norms_all else head_dim
                 setattr(self, name, make_norm(spec.norm, dim, dtype=dtype, device=device))
         self.rotary = rotary
-        self.attention = Attention(spec.attention)
+        sink_h: nn.Parameter | None = None
+        if spec.has_sinks:
+            sink_h = nn.Parameter(torch.empty(self.shape.num_heads, dtype=dtype, device=device), requires_grad=False)
+        self.attention = Attention(spec.attention, sink_h)
         self.fused: QkvAttention | None = None
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
@@ -88,6 +91,8 @@ class SelfAttention(nn.Module):
         found = {**self.qkv.slots(), **self.o.slots()}
         if self.q_norm is not None and self.k_norm is not None:
             found |= self.q_norm.slots(names.q_norm) | self.k_norm.slots(names.k_norm)
+        if self.attention.sink_h is not None:
+            found[names.sinks] = self.attention.sink_h
         return found
 
 

@@ -115,7 +115,7 @@ RENAMED = frozenset({"exaone"})
 
 DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
 
-EXPERT_FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral")
+EXPERT_FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
 """Whose experts are read into `NormalConfig.experts`."""
 
 UNSUPPORTED_LAYER_TYPES = ("chunked_attention", "linear_attention", "recurrent", "mamba")

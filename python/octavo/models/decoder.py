@@ -9,6 +9,7 @@ Shape suffixes: t tokens of the step, s sampled rows, m model dim, r rotary dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -28,7 +29,7 @@ from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary
 from octavo.models.block import DecoderBlock
 from octavo.models.config import NormalConfig
-from octavo.models.family import BlockSpec, Family, Scales
+from octavo.models.family import BlockSpec, Family, Scales, Tensors
 from octavo.models.mlp import GatedMLP
 from octavo.models.weights import finish_linears, linears_of, load_strict
 
@@ -62,6 +63,9 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.names = family.names
+        self.convert: Callable[[Tensors], Tensors] = lambda tensors: tensors
+        if family.convert is not None:
+            self.convert = partial(family.convert, config)
         self.vocab_size = config.vocab_size
         self.quantization = config.quantization
         specs = [family.block(config, layer) for layer in range(config.num_layers)]
@@ -228,7 +232,7 @@ class Decoder(nn.Module):
             tied = {f"{names.head}.weight": f"{names.embed}.weight"}
         else:
             slots[f"{names.head}.weight"] = self.head.weight
-        load_strict(slots, tied, as_kept(tensors, slots, self.quantization), merged)
+        load_strict(slots, tied, as_kept(self.convert(tensors), slots, self.quantization), merged)
         finish_linears(self)
         for module in self.modules():
             if isinstance(module, RMSNorm):

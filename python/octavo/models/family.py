@@ -6,13 +6,15 @@ A family's file (llama.py, gemma2.py …) starts from `block_spec`, which is Lla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from octavo.attention.base import AttentionSpec
 from octavo.layers.frequencies import RotarySpec
-from octavo.layers.moe import ExpertNames, ExpertsSpec
+from octavo.layers.moe import ExpertNames, ExpertsSpec, Routing
 from octavo.layers.norm import NormSpec
 from octavo.models.config import NormalConfig
 from octavo.models.description import rotary_spec
@@ -47,7 +49,9 @@ class BlockSpec:
     experts: ExpertsSpec | None = None
     """The MLP is a mixture of such experts."""
     shared_size: int = 0
-    """Beside the mixture there is an MLP of this size that every token takes, weighed by a sigmoid; 0: there isn't."""
+    """Beside the mixture there is an MLP of this size that every token takes; 0: there isn't."""
+    has_sinks: bool = False
+    """Each query head has a learned score without a value (`AttentionBackend.attend`)."""
 
     def extras(self) -> tuple[str, ...]:
         """What no block of Llama, Qwen or Mixtral has, in words; kernels of whole blocks know only those."""
@@ -60,6 +64,8 @@ class BlockSpec:
             "norms over all heads": self.qk_norm == "all",
             "MLPs without a gate": not self.is_gated,
             "an MLP beside the experts": self.experts is not None and self.shared_size > 0,
+            "experts of this kind": self.experts is not None and not self.experts.is_plain,
+            "attention sinks": self.has_sinks,
             "rotations of this kind": rope is None or rope.is_interleaved,
         }
         return tuple(name for name, is_there in found.items() if is_there)
@@ -77,10 +83,13 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class SharedNames:
-    """What a checkpoint calls the MLP beside a mixture, and what weighs it."""
+    """What a checkpoint calls the MLP beside a mixture, and what weighs it ("": nothing does)."""
 
     mlp: str = "mlp.shared_expert"
     gate: str = "mlp.shared_expert_gate"
+    gate_up: str = ""
+    """One tensor in the place of the MLP's gate and up, below it."""
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ class Names:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     o: str = "self_attn.o_proj"
+    sinks: str = "self_attn.sinks"
     attention_out_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
     gate: str = "mlp.gate_proj"
@@ -116,6 +126,10 @@ def _no_scales(config: NormalConfig) -> Scales:
     return Scales()
 
 
+Tensors = Iterable[tuple[str, Tensor]]
+"""Named tensors of a checkpoint."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model family: where its tensors are, and what its blocks are."""
@@ -124,6 +138,8 @@ class Family:
     block: Callable[[NormalConfig, int], BlockSpec]
     """(config, layer index) -> the layer's block."""
     scales: Callable[[NormalConfig], Scales] = _no_scales
+    convert: Callable[[NormalConfig, Tensors], Tensors] | None = None
+    """The checkpoint's tensors -> those that `names` name; None: they are."""
 
 
 def block_spec(config: NormalConfig, layer: int) -> BlockSpec:
@@ -152,4 +168,5 @@ def experts_spec(config: NormalConfig, layer: int) -> ExpertsSpec | None:
     experts = config.experts
     if experts is None or not experts.is_sparse[layer]:
         return None
-    return ExpertsSpec(experts.num_experts, experts.top_k, experts.intermediate_size, experts.renormalize)
+    routing = Routing(renormalize=experts.renormalize)
+    return ExpertsSpec(experts.num_experts, experts.top_k, experts.intermediate_size, routing)

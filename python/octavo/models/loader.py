@@ -95,6 +95,5 @@ def load_model(
         if progress is not None:
             progress("weights", 1.0)
     else:
-        as_type = dtype if normal.quantization is None else None  # scales keep their type
-        model.load_weights(iter_tensors(source, dtype=as_type, progress=progress))
+        model.load_weights(iter_tensors(source, progress=progress))  # each place has a type of its own
     return model

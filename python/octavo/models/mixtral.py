@@ -13,6 +13,5 @@ EXPERTS = ExpertNames(
     up="w3",
     down="w2",
     merged_router="mlp.gate",
-    merged="mlp.experts",
 )
 FAMILY = Family(names=Names(experts=EXPERTS), block=block_spec)

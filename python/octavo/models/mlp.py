@@ -72,28 +72,39 @@ class PlainMLP(nn.Module):
 
 
 class SharedMLP(nn.Module):
-    """A mixture of experts, and an MLP for every token, weighed by a sigmoid."""
+    """A mixture of experts, and an MLP for every token, which a sigmoid may weigh."""
 
     def __init__(
         self, spec: BlockSpec, names: Names, sparse: SparseMLP, choose: Choice, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
         self.names = names.shared
-        prefix = f"{self.names.mlp}."
-        inside = replace(names, gate=f"{prefix}gate_proj", up=f"{prefix}up_proj", down=f"{prefix}down_proj")
+        prefix, whole = f"{self.names.mlp}.", self.names.gate_up
+        inside = replace(
+            names,
+            gate=f"{prefix}gate_proj",
+            up=f"{prefix}up_proj",
+            gate_up=whole and f"{prefix}{whole}",
+            down=f"{prefix}{self.names.down}",
+        )
         self.sparse = sparse
         self.shared = GatedMLP(replace(spec, intermediate_size=spec.shared_size), inside, choose, dtype, device)
-        self.gate = nn.Parameter(torch.empty(1, spec.hidden_size, dtype=dtype, device=device), requires_grad=False)
+        self.gate: nn.Parameter | None = None
+        if self.names.gate:
+            self.gate = nn.Parameter(torch.empty(1, spec.hidden_size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
-        share_t1 = (hidden_tm * self.gate).sum(-1, keepdim=True).sigmoid()
-        result_tm: Tensor = self.sparse(hidden_tm) + share_t1 * self.shared(hidden_tm)
+        shared_tm: Tensor = self.shared(hidden_tm)
+        if self.gate is not None:
+            shared_tm = (hidden_tm * self.gate).sum(-1, keepdim=True).sigmoid() * shared_tm
+        result_tm: Tensor = self.sparse(hidden_tm) + shared_tm
         return result_tm
 
     def slots(self) -> dict[str, Tensor]:
         """Checkpoint names below the layer's prefix."""
-        return {**self.sparse.slots(), **self.shared.slots(), f"{self.names.gate}.weight": self.gate}
+        found = {**self.sparse.slots(), **self.shared.slots()}
+        return found if self.gate is None else found | {f"{self.names.gate}.weight": self.gate}
 
     def merged_slots(self) -> dict[str, Merged]:
         """The experts'."""

@@ -26,6 +26,8 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
     if not isinstance(found, Mapping):
         raise ModelError(f"config.json: quantization_config is {found!r}, not an object")
     method = str(found.get("quant_method", "unknown"))
+    if method == "mxfp4" and raw.get("model_type") == "gpt_oss":
+        return None  # the family makes plain numbers of them
     reader = {"fp8": _hugging_face, "compressed-tensors": _compressed_tensors}.get(method)
     if reader is None:
         raise _unreadable(method)

@@ -49,6 +49,7 @@ NATIVE = {
     "StableLmForCausalLM": "octavo.models.stablelm:FAMILY",
     "Starcoder2ForCausalLM": "octavo.models.starcoder2:FAMILY",
     "Qwen2MoeForCausalLM": "octavo.models.qwen2_moe:FAMILY",
+    "GptOssForCausalLM": "octavo.models.gpt_oss:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 

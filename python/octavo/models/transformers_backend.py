@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.models.config import NormalConfig
@@ -35,9 +36,13 @@ class PagedStep:
     def attend(
         self, module: nn.Module, q_1htd: Tensor, k_1gtd: Tensor, v_1gtd: Tensor, mask: Any, options: dict[str, Any]
     ) -> Tensor:
-        """[1, h, t, d] -> [1, t, h, d]."""
-        q_thd, k_tgd, v_tgd = (x[0].transpose(0, 1) for x in (q_1htd, k_1gtd, v_1gtd))
-        return self.backend.attend(self.specs[module], q_thd, k_tgd, v_tgd, self.ctx).unsqueeze(0)
+        """[1, h, t, d] -> [1, t, h, V's dims]. Heads of K or V that are shorter than the other's get zeros."""
+        spec, value_dim = self.specs[module], v_1gtd.shape[-1]
+        q_thd, k_tgd, v_tgd = (
+            F.pad(x[0].transpose(0, 1), (0, spec.head_dim - x.shape[-1])) for x in (q_1htd, k_1gtd, v_1gtd)
+        )
+        out_thd = self.backend.attend(spec, q_thd, k_tgd, v_tgd, self.ctx, options.get("s_aux"))
+        return out_thd[..., :value_dim].unsqueeze(0)
 
 
 class GivenHidden(nn.Module):

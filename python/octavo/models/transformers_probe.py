@@ -28,8 +28,6 @@ ATTENTION = "octavo"
 """Our attention's name in Transformers."""
 
 UNSUPPORTED_OPTIONS = {
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
     "position_bias": "an attention bias",
     "alibi": "an attention bias",
     "bias": "an attention bias",
@@ -87,28 +85,28 @@ class Probe:
     ) -> Tensor:
         """See `Handler.attend`; the output is empty."""
         head_dim = q_1htd.shape[-1]
-        self._check(module, v_1gtd.shape[-1] == k_1gtd.shape[-1] == head_dim, mask, options)
+        self._check(module, k_1gtd, v_1gtd, mask, options)
         layer = len(self.specs)
         scale = options.get("scaling")
         self.specs[module] = AttentionSpec(
             layer=layer,
             num_heads=q_1htd.shape[1],
             num_kv_heads=k_1gtd.shape[1],
-            head_dim=head_dim,
+            head_dim=max(head_dim, v_1gtd.shape[-1]),
             scale=head_dim**-0.5 if scale is None else float(scale),
             window=self._window(layer, options),
             soft_cap=float(options.get("softcap") or 0.0),
         )
-        return q_1htd.new_empty((1, q_1htd.shape[2], q_1htd.shape[1], head_dim))
+        return q_1htd.new_empty((1, q_1htd.shape[2], q_1htd.shape[1], v_1gtd.shape[-1]))
 
-    def _check(self, module: nn.Module, dims_agree: bool, mask: Any, options: dict[str, Any]) -> None:
+    def _check(self, module: nn.Module, k_1gtd: Tensor, v_1gtd: Tensor, mask: Any, options: dict[str, Any]) -> None:
         if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
             raise ModelError(f"{self.architecture} attends to later tokens (is_decoder is false in config.json?)")
         asked = [what for name, what in UNSUPPORTED_OPTIONS.items() if options.get(name) is not None]
         if mask is not None:
             asked.append("its own attention mask")
-        if not dims_agree:
-            asked.append("keys and values of different sizes")
+        if k_1gtd.shape[:3] != v_1gtd.shape[:3]:
+            asked.append("keys and values of different heads")
         if module in self.specs:
             asked.append("one attention layer at two places")
         if asked:
