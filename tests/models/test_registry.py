@@ -21,7 +21,7 @@ from octavo.errors import ModelError
 from octavo.models import registry
 from octavo.models.base import CausalLM
 from octavo.models.config import NormalConfig
-from octavo.models.registry import build_model, footprint
+from octavo.models.registry import as_attended, build_model, footprint
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 
@@ -59,6 +59,18 @@ def test_weight_bytes_of_llama_8b() -> None:
         num_key_value_heads=8,
     )
     assert footprint(config, torch.bfloat16, max_model_len=1000).weight_bytes == 2 * 8_030_261_248 + 1000 * 128 * 4
+
+
+def test_the_memory_plan_goes_by_what_attention_is_given() -> None:
+    """Heads and windows of a Transformers class, which its config names in other ways."""
+    sizes = {"qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20, "kv_lora_rank": 32, "q_lora_rank": None}
+    config = config_of("MiniCPM3", **sizes, num_key_value_heads=4)
+    attended = as_attended(config, footprint(config, torch.bfloat16).attention_specs)
+    assert (attended.num_heads, attended.num_kv_heads, attended.head_dim) == (4, 4, 40)
+    config = config_of("Gemma2", head_dim=24, sliding_window=6)
+    assert as_attended(config, footprint(config, torch.bfloat16).attention_specs) == config
+    rows = config_of("Bloom")
+    assert as_attended(rows, footprint(rows, torch.bfloat16).attention_specs) is rows
 
 
 def test_experts_without_kernels_can_not_be_captured() -> None:

@@ -6,8 +6,9 @@ class, on packed rows where its attention can be replaced (transformers_backend.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from octavo.attention.base import AttentionSpec
 from octavo.errors import ModelError
 from octavo.layers.invariant import invariant
 from octavo.layers.linear import DENSE, Choice, Linear, LinearMethod, dense
@@ -177,6 +179,26 @@ class Footprint:
     weight_bytes: int
     """Of parameters and buffers, exact."""
     is_capturable: bool
+    attention_specs: tuple[AttentionSpec, ...]
+    """Of each layer that has a cache."""
+
+
+def as_attended(config: NormalConfig, specs: Sequence[AttentionSpec]) -> NormalConfig:
+    """The config with the heads, windows and chunks that the layers have in fact: of Transformers' classes, only their
+    calls tell. Where layers differ, heads are those of the layer that keeps most. Models that keep no keys and values
+    there (transformers_rows.py) stay as they are."""
+    if len(specs) != config.num_layers:
+        return config
+    most = max(specs, key=lambda spec: math.prod(spec.cache_shape(1, 1)))
+    return replace(
+        config,
+        num_heads=most.num_heads,
+        num_kv_heads=most.num_kv_heads,
+        head_dim=most.head_dim,
+        value_dim=most.value_dim,
+        layer_windows=tuple(spec.window for spec in specs),
+        layer_chunks=tuple(spec.chunk for spec in specs) if any(spec.chunk for spec in specs) else (),
+    )
 
 
 def footprint(
@@ -191,4 +213,5 @@ def footprint(
     return Footprint(
         weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         is_capturable=model.is_capturable,
+        attention_specs=tuple(model.attention_specs),
     )

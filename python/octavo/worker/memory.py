@@ -303,7 +303,7 @@ def memory_errors(config: EngineConfig) -> Iterator[None]:
 def make_plan(config: EngineConfig, progress: Progress | None = None, source: ModelSource | None = None) -> MemoryPlan:
     """Find the model (unless it is given) and the device, resolve the config, and plan. Reads no weights. Errors:
     ConfigError, ModelError."""
-    from octavo.models.registry import footprint, is_native, read_config
+    from octavo.models.registry import as_attended, footprint, is_native, read_config
     from octavo.models.sources import resolve_source
     from octavo.worker.kv_cache import DTYPES
 
@@ -322,4 +322,5 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     taken = footprint(model, DTYPES[resolved.model.dtype], quantization=kept)
     if not taken.is_capturable:
         resolved = replace(resolved, execution=replace(resolved.execution, enforce_eager=True, cuda_graph_sizes=[]))
+    model = as_attended(model, taken.attention_specs)
     return plan_memory(resolved, source, model, device, taken.weight_bytes)
