@@ -64,6 +64,21 @@ LONG_ROPE = {
 QWEN3_MOE = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 QWEN2_MOE = {**QWEN3_MOE, "shared_expert_intermediate_size": 48}
 
+MLA = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_ROPE = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.8}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -173,6 +188,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt-oss-no-biases": ("GptOss", {"head_dim": 24, "num_local_experts": 8, "attention_bias": False}),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {**MLA, "q_lora_rank": None, "rope_parameters": {**YARN_ROPE, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {**MLA, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7},
+    ),
+    "deepseek-v3": ("DeepseekV3", {**MLA, "n_group": 4, "topk_group": 2, "rope_parameters": DEEPSEEK_ROPE}),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {**MLA, "n_group": 1, "topk_group": 1, "rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
+    ),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "dots1": (
+        "Dots1",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -205,6 +260,10 @@ NATIVE_PREFIXES = (
     "Ministral",
     "Qwen2Moe",
     "GptOss",
+    "DeepseekV2",
+    "DeepseekV3",
+    "Glm4Moe",
+    "Dots1",
 )
 
 

@@ -20,6 +20,7 @@ from octavo.layers.moe import SparseMLP
 from octavo.layers.norm import NoNorm, Norm, RMSNorm, make_norm
 from octavo.layers.rotary import Rotary
 from octavo.models.family import BlockSpec, Names
+from octavo.models.latent import LatentAttention
 from octavo.models.mlp import GatedMLP, make_mlp, weights_of
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ class DecoderBlock(nn.Module):
         self.names = names
         self.is_parallel, self.residual_scale = spec.is_parallel, spec.residual_scale
         self.input_norm = norm(spec.norms_before)
-        self.attention = SelfAttention(spec, names, rotary, choose, dtype, device)
+        make = SelfAttention if spec.latent is None else LatentAttention
+        self.attention: SelfAttention | LatentAttention = make(spec, names, rotary, choose, dtype, device)
         self.attention_out_norm = norm(spec.norms_after)
         self.mlp_norm = norm(spec.norms_before and not spec.is_parallel)
         self.mlp = make_mlp(spec, names, choose, dtype, device)
@@ -154,6 +156,7 @@ class DecoderBlock(nn.Module):
     def weights(self) -> BlockWeights:
         """The parameters of dense layers, by what they are for; of a block without `BlockSpec.extras`."""
         attention, input_norm, mlp_norm = self.attention, self.input_norm, self.mlp_norm
+        assert isinstance(attention, SelfAttention)
         assert isinstance(input_norm, RMSNorm)
         assert isinstance(mlp_norm, RMSNorm)
         assert isinstance(self.mlp, GatedMLP | SparseMLP)

@@ -14,6 +14,7 @@ from typing import Any
 from octavo.errors import ModelError
 from octavo.layers.quant.stored import Quantization
 from octavo.models.config_reader import Reader
+from octavo.models.experts_config import ExpertsConfig, read_experts
 from octavo.models.quantization import read_quantization
 
 
@@ -41,20 +42,6 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsConfig:
-    """A decoder's mixtures of experts: of each token the `top_k` that a softmax router likes best."""
-
-    num_experts: int
-    top_k: int
-    intermediate_size: int
-    """Of one expert."""
-    renormalize: bool
-    """The weights of the chosen are divided by their sum."""
-    is_sparse: tuple[bool, ...]
-    """Of each layer: it has experts (otherwise a plain MLP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +76,7 @@ class NormalConfig:
     quantization: Quantization | None = None
     """How the checkpoint keeps linear layers; None: plainly."""
     experts: ExpertsConfig | None = None
-    """Of the families in EXPERT_FAMILIES."""
+    """Of the families in `experts_config.FAMILIES`."""
     layer_chunks: tuple[int, ...] = ()
     """Of each layer, the length of the runs of positions that it attends within (Llama 4), 0 = they are not cut; empty:
     no layer's are."""
@@ -115,8 +102,8 @@ RENAMED = frozenset({"exaone"})
 
 DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
 
-EXPERT_FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
-"""Whose experts are read into `NormalConfig.experts`."""
+LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+"""Whose attention is of latents."""
 
 UNSUPPORTED_LAYER_TYPES = ("chunked_attention", "linear_attention", "recurrent", "mamba")
 
@@ -130,9 +117,8 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
     heads = reader.integer("num_attention_heads")
     hidden = reader.integer("hidden_size")
     layers = reader.integer("num_hidden_layers")
-    kv_heads = _num_kv_heads(reader, heads)
+    kv_heads, head_dim, value_dim = _heads(reader, hidden, heads)
     max_position = reader.integer("max_position_embeddings", 2048)
-    head_dim = _head_dim(reader, hidden, heads)
     attention_bias = bool(reader.get("attention_bias", False))
     family = reader.model_type
     return NormalConfig(
@@ -145,6 +131,7 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
+        value_dim=value_dim,
         max_position_embeddings=max_position,
         norm_eps=reader.number("norm_eps"),
         hidden_act=str(reader.get("hidden_act")),
@@ -160,7 +147,7 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
         bos_token_id=next(iter(_token_ids(reader.get("bos_token_id"), "bos_token_id")), None),
         eos_token_ids=_eos_token_ids(reader, generation_config or {}),
         raw=raw,
-        experts=_experts(reader, layers) if family in EXPERT_FAMILIES else None,
+        experts=read_experts(reader, layers),
         quantization=read_quantization(reader.raw),
     )
 
@@ -173,6 +160,14 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
     if model_type in DEFAULT_ARCHITECTURES:
         return DEFAULT_ARCHITECTURES[model_type]
     raise ModelError(f"config.json has no architectures, and model_type {model_type!r} does not tell it")
+
+
+def _heads(reader: Reader, hidden: int, heads: int) -> tuple[int, int, int]:
+    """(KV heads, head dim, `NormalConfig.value_dim`): what the cache holds of a token."""
+    if reader.model_type in LATENT_FAMILIES:
+        rank = reader.integer("kv_lora_rank")
+        return 1, rank + reader.integer("qk_rope_head_dim"), rank
+    return _num_kv_heads(reader, heads), _head_dim(reader, hidden, heads), 0
 
 
 def _num_kv_heads(reader: Reader, heads: int) -> int:
@@ -273,24 +268,6 @@ def _layer_windows(reader: Reader, layers: int) -> tuple[int, ...]:
     window = reader.integer("sliding_window")
     slides = _window_rule(reader)
     return tuple(window if slides(i) else 0 for i in range(layers))
-
-
-def _experts(reader: Reader, layers: int) -> ExpertsConfig:
-    """Layer i has experts if i + 1 is a multiple of `decoder_sparse_step` and `mlp_only_layers` does not name it."""
-    num_experts, top_k = reader.integer("num_experts"), reader.integer("num_experts_per_tok")
-    if top_k > num_experts:
-        raise ModelError(f"config.json: num_experts_per_tok {top_k} is more than there are experts ({num_experts})")
-    dense = reader.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in dense):
-        raise ModelError(f"config.json: mlp_only_layers is {dense!r}, not a list of layer numbers")
-    step = reader.integer("decoder_sparse_step", 1)
-    return ExpertsConfig(
-        num_experts=num_experts,
-        top_k=top_k,
-        intermediate_size=reader.integer("moe_intermediate_size", reader.integer("intermediate_size")),
-        renormalize=bool(reader.get("norm_topk_prob")),
-        is_sparse=tuple((i + 1) % step == 0 and i not in dense for i in range(layers)),
-    )
 
 
 def _window_rule(reader: Reader) -> Callable[[int], bool]:

@@ -23,7 +23,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "rope_theta": ("rotary_emb_base",),
     "partial_rotary_factor": ("rotary_pct",),
     "dtype": ("torch_dtype",),
-    "num_experts": ("num_local_experts",),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
 }
 """Our name of a field -> other spellings, tried in order."""
 
@@ -42,6 +42,25 @@ COHERE = {
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,
     "eos_token_id": 255001,
+}
+
+DEEPSEEK_V3 = {
+    "max_position_embeddings": 4096,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "rope_interleave": True,
 }
 
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -151,6 +170,48 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 5632,
         "norm_topk_prob": False,
         "decoder_sparse_step": 1,
+    },
+    "deepseek_v3": DEEPSEEK_V3,
+    "kimi_k2": DEEPSEEK_V3,
+    "deepseek_v2": DEEPSEEK_V3
+    | {
+        "max_position_embeddings": 2048,
+        "num_experts": 64,
+        "num_experts_per_tok": None,
+        "moe_intermediate_size": 1407,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "n_group": None,
+        "topk_group": None,
+        "topk_method": "greedy",
+    },
+    "glm4_moe": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "dots1": {
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 62,
+        "moe_intermediate_size": 1408,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
     },
     "gpt_oss": {
         "max_position_embeddings": 131072,

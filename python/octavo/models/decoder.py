@@ -27,7 +27,7 @@ from octavo.layers.moe import ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import RMSNorm, make_norm
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary
-from octavo.models.block import DecoderBlock
+from octavo.models.block import DecoderBlock, SelfAttention
 from octavo.models.config import NormalConfig
 from octavo.models.family import BlockSpec, Family, Scales, Tensors
 from octavo.models.mlp import GatedMLP
@@ -152,14 +152,19 @@ class Decoder(nn.Module):
         pdl = DeviceTraits.of(self.norm.weight.device).has_dependent_launches
         use_joins(self, pdl=pdl)
         for block in self.layers():
-            if isinstance(block.input_norm, RMSNorm) and not block.is_parallel:
-                quantize_between(block.input_norm, block.attention.qkv, pdl=pdl)
+            layer = block.attention
+            if isinstance(block.input_norm, RMSNorm) and not block.is_parallel and isinstance(layer, SelfAttention):
+                quantize_between(block.input_norm, layer.qkv, pdl=pdl)
             if isinstance(block.mlp, GatedMLP):
                 if isinstance(block.mlp_norm, RMSNorm):
                     quantize_between(block.mlp_norm, block.mlp.gate_up, pdl=pdl)
                 quantize_between(block.mlp.act, block.mlp.down, pdl=pdl)
         for layer in (block.attention for block in self.layers()):
-            if layer.rotary is not None and QkvAttention.fits(layer.attention, layer.q_norm, layer.rotary):
+            if (
+                isinstance(layer, SelfAttention)
+                and layer.rotary is not None
+                and QkvAttention.fits(layer.attention, layer.q_norm, layer.rotary)
+            ):
                 layer.fused = QkvAttention(
                     layer.attention, layer.q_norm, layer.k_norm, layer.rotary, pdl=pdl, may_decode=may_decode
                 )

@@ -21,6 +21,22 @@ from octavo.models.description import rotary_spec
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Sizes of multi-head latent attention (DeepSeek-V2, section 2.1)."""
+
+    query_rank: int
+    """Of the latent that queries are made from; 0: they are made from the hidden states."""
+    rank: int
+    """Of the latent that keys and values are made from."""
+    plain_dim: int
+    """Dims of a query or key head that are not rotated."""
+    rotated_dim: int
+    value_dim: int
+    norm: NormSpec
+    """Of the latents."""
+
+
+@dataclass(frozen=True, slots=True)
 class BlockSpec:
     """One decoder block: sizes and options."""
 
@@ -50,6 +66,8 @@ class BlockSpec:
     """The MLP is a mixture of such experts."""
     shared_size: int = 0
     """Beside the mixture there is an MLP of this size that every token takes; 0: there isn't."""
+    latent: LatentSpec | None = None
+    """Attention is of latents (latent.py); qkv's options are then of no meaning."""
     has_sinks: bool = False
     """Each query head has a learned score without a value (`AttentionBackend.attend`)."""
 
@@ -66,6 +84,7 @@ class BlockSpec:
             "an MLP beside the experts": self.experts is not None and self.shared_size > 0,
             "experts of this kind": self.experts is not None and not self.experts.is_plain,
             "attention sinks": self.has_sinks,
+            "attention of latents": self.latent is not None,
             "rotations of this kind": rope is None or rope.is_interleaved,
         }
         return tuple(name for name, is_there in found.items() if is_there)
@@ -110,6 +129,13 @@ class Names:
     k_norm: str = "self_attn.k_norm"
     o: str = "self_attn.o_proj"
     sinks: str = "self_attn.sinks"
+    q_down: str = "self_attn.q_a_proj"
+    q_latent_norm: str = "self_attn.q_a_layernorm"
+    q_up: str = "self_attn.q_b_proj"
+    kv_down: str = "self_attn.kv_a_proj_with_mqa"
+    kv_latent_norm: str = "self_attn.kv_a_layernorm"
+    kv_up: str = "self_attn.kv_b_proj"
+    """These six and `q` are of attention of latents."""
     attention_out_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
     gate: str = "mlp.gate_proj"

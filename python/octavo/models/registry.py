@@ -52,6 +52,10 @@ NATIVE = {
     "Starcoder2ForCausalLM": "octavo.models.starcoder2:FAMILY",
     "Qwen2MoeForCausalLM": "octavo.models.qwen2_moe:FAMILY",
     "GptOssForCausalLM": "octavo.models.gpt_oss:FAMILY",
+    "DeepseekV2ForCausalLM": "octavo.models.deepseek_v2:FAMILY",
+    "DeepseekV3ForCausalLM": "octavo.models.deepseek_v3:FAMILY",
+    "Glm4MoeForCausalLM": "octavo.models.glm4_moe:FAMILY",
+    "Dots1ForCausalLM": "octavo.models.dots1:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 
@@ -61,6 +65,8 @@ FOREIGN_OPTIONS = {
     "Gemma3ForCausalLM": ("use_bidirectional_attention",),
     "CohereForCausalLM": ("use_qk_norm",),
     "StableLmForCausalLM": ("qk_layernorm",),
+    "DeepseekV2ForCausalLM": ("attention_bias",),
+    "DeepseekV3ForCausalLM": ("attention_bias",),
 }
 """Options of an architecture that its `Family` does not have."""
 

@@ -1,0 +1,33 @@
+"""DeepSeek V2 and V2 Lite: V3's attention; experts chosen by a softmax, of the best groups in the larger one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo.errors import ModelError
+from octavo.layers.moe import Routing
+from octavo.models.config import NormalConfig
+from octavo.models.config_reader import Reader
+from octavo.models.deepseek_v3 import NAMES, latent_block, shared_size
+from octavo.models.family import BlockSpec, Family
+
+
+def _block(config: NormalConfig, layer: int) -> BlockSpec:
+    spec, reader = latent_block(config, layer), Reader(config.raw)
+    spec = replace(spec, mlp_bias=config.mlp_bias)
+    if spec.experts is None:
+        return spec
+    method = reader.get("topk_method")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(f"config.json: topk_method {method!r} is not greedy or group_limited_greedy")
+    has_groups = method == "group_limited_greedy"
+    routing = Routing(
+        scale=reader.number("routed_scaling_factor"),
+        groups=reader.integer("n_group") if has_groups else 1,
+        top_groups=reader.integer("topk_group") if has_groups else 1,
+        is_exact=True,
+    )
+    return replace(spec, experts=replace(spec.experts, routing=routing), shared_size=shared_size(reader, spec.experts))
+
+
+FAMILY = Family(names=NAMES, block=_block)

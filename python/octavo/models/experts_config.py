@@ -1,0 +1,58 @@
+"""Which layers of a model have mixtures of experts, and how large, from its config.json. Not here: how tokens are
+routed (the family's file). Pure: no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.errors import ModelError
+from octavo.models.config_reader import Reader
+
+FAMILIES = (
+    "qwen2_moe",
+    "qwen3_moe",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+    "glm4_moe",
+    "dots1",
+)
+"""Whose experts are read into `NormalConfig.experts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A decoder's mixtures of experts: of each token the `top_k` that a router likes best."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    """Of one expert."""
+    renormalize: bool
+    """The weights of the chosen are divided by their sum."""
+    is_sparse: tuple[bool, ...]
+    """Of each layer: it has experts (otherwise a plain MLP)."""
+
+
+def read_experts(reader: Reader, layers: int) -> ExpertsConfig | None:
+    """Layer i has experts if i + 1 is a multiple of `decoder_sparse_step`, i is not below `first_k_dense_replace`, and
+    `mlp_only_layers` does not name it. None for families without experts."""
+    if reader.model_type not in FAMILIES:
+        return None
+    num_experts, top_k = reader.integer("num_experts"), reader.integer("num_experts_per_tok")
+    if top_k > num_experts:
+        raise ModelError(f"config.json: num_experts_per_tok {top_k} is more than there are experts ({num_experts})")
+    dense = reader.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in dense):
+        raise ModelError(f"config.json: mlp_only_layers is {dense!r}, not a list of layer numbers")
+    step, first = reader.integer("decoder_sparse_step", 1), int(reader.number("first_k_dense_replace", 0))
+    return ExpertsConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=reader.integer("moe_intermediate_size", reader.integer("intermediate_size")),
+        renormalize=bool(reader.get("norm_topk_prob")),
+        is_sparse=tuple((i + 1) % step == 0 and i >= first and i not in dense for i in range(layers)),
+    )

@@ -1,0 +1,82 @@
+"""Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: the cache holds one latent a token and its rotated
+part, which all heads share; queries are brought into the latents' space, and what is attended back out of it, by the
+halves of the matrix that would make keys and values of latents.
+
+Shape suffixes: t tokens of the step, m model dim, h heads, p plain dims of a query head, r rotated dims, l latent dim,
+v value dims, d = l + r, o features of a product.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from octavo.attention.base import ForwardContext
+from octavo.layers.attention import Attention
+from octavo.layers.linear import Choice, Linear
+from octavo.layers.norm import LayerNorm, RMSNorm, make_norm
+from octavo.layers.rotary import Rotary
+from octavo.models.family import BlockSpec, Names
+
+
+class LatentAttention(nn.Module):
+    """q and latents from the hidden states, paged attention in the latents' space, output product."""
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        names: Names,
+        rotary: Rotary | None,
+        choose: Choice,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        assert spec.latent is not None
+        self.sizes, self.rotary, heads = spec.latent, rotary, spec.attention.num_heads
+        sizes = spec.latent
+        q_size = heads * (sizes.plain_dim + sizes.rotated_dim)
+        shards = {names.q_down: sizes.query_rank} if sizes.query_rank else {names.q: q_size}
+        shards[names.kv_down] = sizes.rank + sizes.rotated_dim
+        self.down = Linear(spec.hidden_size, shards, bias=False, dtype=dtype, device=device, choose=choose)
+        self.parts = [sizes.query_rank or q_size, sizes.rank, sizes.rotated_dim]
+        self.q_norm: RMSNorm | LayerNorm | None = None
+        self.q_up: Linear | None = None
+        if sizes.query_rank:
+            self.q_norm = make_norm(sizes.norm, sizes.query_rank, dtype=dtype, device=device)
+            up = {names.q_up: q_size}
+            self.q_up = Linear(sizes.query_rank, up, bias=False, dtype=dtype, device=device, choose=choose)
+        self.latent_norm = make_norm(sizes.norm, sizes.rank, dtype=dtype, device=device)
+        shape = heads, sizes.plain_dim + sizes.value_dim, sizes.rank
+        self.kv_up = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        outputs = {names.o: spec.hidden_size}
+        self.o = Linear(heads * sizes.value_dim, outputs, bias=False, dtype=dtype, device=device, choose=choose)
+        self.attention = Attention(spec.attention)
+
+    def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
+        """[t, m] -> [t, m]."""
+        sizes = self.sizes
+        query_to, latent_tl, rotated_tr = torch.split(self.down(hidden_tm), self.parts, dim=-1)
+        if self.q_norm is not None and self.q_up is not None:
+            query_to = self.q_up(self.q_norm(query_to))
+        q_thd = torch.unflatten(query_to, -1, (-1, sizes.plain_dim + sizes.rotated_dim))
+        q_thp, q_thr = torch.split(q_thd, [sizes.plain_dim, sizes.rotated_dim], dim=-1)
+        k_t1r = rotated_tr.unsqueeze(1)
+        if self.rotary is not None and cos_sin_tr is not None:
+            q_thr, k_t1r = self.rotary(q_thr, k_t1r, cos_sin_tr)
+        latent_t1l = self.latent_norm(latent_tl).unsqueeze(1)
+        q_htl = torch.bmm(q_thp.transpose(0, 1), self.kv_up[:, : sizes.plain_dim])
+        q_thd = torch.cat((q_htl.transpose(0, 1), q_thr), dim=-1)
+        k_t1d = torch.cat((latent_t1l, k_t1r), dim=-1)
+        attended_thl: Tensor = self.attention(q_thd, k_t1d, k_t1d, ctx)
+        out_htv = torch.bmm(attended_thl.transpose(0, 1), self.kv_up[:, sizes.plain_dim :].transpose(1, 2))
+        result_tm: Tensor = self.o(out_htv.transpose(0, 1).flatten(1))
+        return result_tm
+
+    def slots(self, names: Names) -> dict[str, Tensor]:
+        """Checkpoint names below the layer's prefix."""
+        found = {**self.down.slots(), **self.latent_norm.slots(names.kv_latent_norm), **self.o.slots()}
+        found[f"{names.kv_up}.weight"] = self.kv_up.flatten(0, 1)
+        if self.q_norm is not None and self.q_up is not None:
+            found |= self.q_norm.slots(names.q_latent_norm) | self.q_up.slots()
+        return found
