@@ -81,6 +81,8 @@ class NewRow:
     """int32 little-endian: prompt, then what was generated before a preemption."""
     token_ids: bytes
     num_prompt_tokens: int
+    """As `encode_add` got it."""
+    media_data: bytes
 
 @final
 class PromptLogprobRow:
@@ -254,7 +256,12 @@ def encode_add(
     tenant: int = 0,
     weight: int = 1000,
     grammar: bytes | None = None,
-) -> bytes: ...
+    media: Sequence[tuple[int, int, int, bool]] = ...,
+    media_data: bytes | None = None,
+) -> bytes:
+    """`media`: (start, length, 128-bit digest, whether it must be computed in one step) of each image in the prompt;
+    `media_data` goes to the worker as it is."""
+
 def encode_abort(request_id: int, index: int | None = None) -> bytes: ...
 def encode_call(call_id: int, body: bytes) -> bytes: ...
 

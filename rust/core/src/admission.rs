@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::grammar::guide::Guide;
 use crate::ids::BlockId;
 use crate::plan::NewRow;
+use crate::prefix::PromptKeys;
 use crate::queue::QueueKey;
 use crate::request::Constraint;
 use crate::scheduler::Planner;
@@ -148,6 +149,7 @@ impl Planner<'_> {
             index: key.index,
             token_ids: state.table.seq(seq).known_tokens().collect(),
             num_prompt_tokens,
+            media_data: Arc::clone(&state.table.request(request).media_data),
         });
         state.queue.start(key, self.now);
         state.insert_running(seq);
@@ -171,10 +173,11 @@ impl Planner<'_> {
         }
         let mut hashes = std::mem::take(&mut sequence.hashes);
         let (sequence, num_known) = (state.table.seq(seq), state.table.seq(seq).num_known());
-        let root = state.table.request(sequence.request).root;
+        let request = state.table.request(sequence.request);
+        let keys = PromptKeys::of(request);
         state
             .cache
-            .extend_hashes(root, &mut hashes, num_known, |position| {
+            .extend_hashes(keys, &mut hashes, num_known, |position| {
                 sequence.token(position)
             });
         let most = hashes.len().min(((num_known - 1) / block_size) as usize);

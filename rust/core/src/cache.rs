@@ -3,7 +3,8 @@
 
 use crate::block_pool::{BlockPool, End};
 use crate::ids::{BlockId, TokenId};
-use crate::prefix::{BlockHash, PrefixHasher, PrefixIndex};
+use crate::media;
+use crate::prefix::{BlockHash, PrefixHasher, PrefixIndex, PromptKeys};
 
 #[derive(Debug)]
 pub struct CacheGroup {
@@ -41,7 +42,7 @@ impl CacheGroup {
     /// Continues a chain of block hashes over all full blocks of `num_tokens` tokens; nothing when caching is off.
     pub fn extend_hashes(
         &self,
-        root: BlockHash,
+        keys: PromptKeys<'_>,
         hashes: &mut Vec<BlockHash>,
         num_tokens: u32,
         token: impl Fn(u32) -> TokenId,
@@ -51,8 +52,11 @@ impl CacheGroup {
         }
         let full = num_tokens / self.block_size;
         for block in hashes.len() as u32..full {
-            let parent = hashes.last().copied().unwrap_or(root);
             let positions = block * self.block_size..(block + 1) * self.block_size;
+            let mut parent = hashes.last().copied().unwrap_or(keys.root);
+            for span in media::within(keys.media, positions.start, positions.end) {
+                parent = self.hasher.media(parent, span);
+            }
             hashes.push(self.hasher.block(parent, positions.map(&token)));
         }
     }

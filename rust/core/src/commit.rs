@@ -9,6 +9,7 @@ use crate::arena::OutputLayout;
 use crate::ids::TokenId;
 use crate::outputs::empty_output;
 use crate::plan::Row;
+use crate::prefix::PromptKeys;
 use crate::protocol::{FinishReason, SequenceOutput, TokenLogprobs};
 use crate::sequence::{SeqIdx, Sequence, State};
 use crate::state::EngineState;
@@ -240,10 +241,10 @@ impl EngineState {
         let num_full = committed / self.config.block_size;
         sequence.num_published = num_full.max(first);
         let sequence = self.table.seq(seq);
-        let root = self.table.request(sequence.request).root;
+        let keys = PromptKeys::of(self.table.request(sequence.request));
         let token = |position| sequence.token(position);
         self.cache
-            .extend_hashes(root, &mut hashes, committed, token);
+            .extend_hashes(keys, &mut hashes, committed, token);
         if let State::Running(holding) = &sequence.state {
             for block in first..num_full {
                 let block = block as usize;

@@ -4,6 +4,7 @@
 //! `FrameError`. Changing a field means raising `VERSION`.
 
 use crate::ids::{RequestId, TenantId, TokenId};
+use crate::media::MediaSpan;
 use crate::protocol::{
     Abort, AddRequest, EngineStats, FinishReason, Inbound, Outbound, OutputFrame, Refusal,
     RefusalKind, SequenceOutput, TokenLogprobs,
@@ -12,7 +13,7 @@ pub use crate::wire::FrameError;
 use crate::wire::{Reader, Wire, wire_enum, wire_struct};
 
 /// The first byte of every frame.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 const ADD: u8 = 1;
 const ABORT: u8 = 2;
@@ -47,6 +48,13 @@ impl Wire for TenantId {
     }
 }
 
+wire_struct!(MediaSpan {
+    start: u32,
+    len: u32,
+    digest: u128,
+    is_whole: bool,
+});
+
 wire_struct!(AddRequest {
     request_id: RequestId,
     prompt_token_ids: Vec<TokenId>,
@@ -63,6 +71,8 @@ wire_struct!(AddRequest {
     prompt_logprobs: i32,
     grammar: Vec<u8>,
     params: Vec<u8>,
+    media: Vec<MediaSpan>,
+    media_data: Vec<u8>,
 });
 
 wire_struct!(Abort {

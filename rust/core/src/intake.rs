@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ids::{ClientId, RequestId};
+use crate::media::{self, MAX_MEDIA_BYTES};
 use crate::protocol::{Abort, AddRequest, FinishReason, RefusalKind};
 use crate::queue::{Newcomer, QueueKey, deadline_after};
 use crate::queue_load::RequestSize;
@@ -110,6 +111,7 @@ impl EngineState {
                 retry_after_s: 5.0,
             });
         }
+        self.check_media_room(request)?;
         self.queue
             .check_room(request.tenant, RequestSize::of(request))
             .map_err(|full| Reason {
@@ -117,6 +119,22 @@ impl EngineState {
                 message: full.message,
                 retry_after_s: full.retry_after_s,
             })
+    }
+
+    /// Images take memory from their arrival to the end of their request.
+    fn check_media_room(&self, request: &AddRequest) -> Result<(), Reason> {
+        let wanted = request.media_data.len() as u64;
+        if wanted == 0 || self.media_bytes + wanted <= MAX_MEDIA_BYTES {
+            return Ok(());
+        }
+        Err(Reason {
+            kind: RefusalKind::QueueFull,
+            message: format!(
+                "the images of requests in flight take {} MiB: try again later",
+                self.media_bytes >> 20
+            ),
+            retry_after_s: 1.0,
+        })
     }
 
     /// What is wrong with a request, if anything is.
@@ -165,6 +183,10 @@ impl EngineState {
                 ));
             }
         }
+        let max_row = config.max_num_batched_tokens;
+        if let Some(message) = media::problem(&request.media, num_tokens as u32, max_row) {
+            return Some(message);
+        }
         let duplicate = self.table.find(client, request.request_id).is_some();
         duplicate.then(|| format!("request id {} is in use", request.request_id.0))
     }
@@ -177,6 +199,7 @@ impl EngineState {
         now: Instant,
     ) {
         let must_wait = matches!(constraint, Constraint::Awaited(_));
+        self.media_bytes += request.media_data.len() as u64;
         let arrival = self.num_arrivals;
         self.num_arrivals += 1;
         let size = RequestSize::of(&request);
@@ -194,6 +217,8 @@ impl EngineState {
             params: request.params.into(),
             constraint,
             root: self.cache.root(&request.cache_salt),
+            media: request.media.into(),
+            media_data: request.media_data.into(),
             arrival: now,
             started: None,
             num_cached_tokens: 0,

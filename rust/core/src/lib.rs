@@ -19,6 +19,7 @@ mod guided;
 pub mod ids;
 mod intake;
 pub mod mailbox;
+pub mod media;
 pub mod output_processor;
 mod outputs;
 pub mod pieces;

@@ -40,6 +40,8 @@ pub struct NewRow {
     pub index: u32,
     pub token_ids: Vec<TokenId>,
     pub num_prompt_tokens: u32,
+    /// `AddRequest::media_data`.
+    pub media_data: Arc<[u8]>,
 }
 
 /// A row whose prompt tokens' logprobs are wanted; see `_core.pyi`.

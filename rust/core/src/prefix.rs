@@ -10,10 +10,29 @@ use std::hash::Hasher;
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::ids::{BlockId, TokenId};
+use crate::media::MediaSpan;
+use crate::request::Request;
 
 /// Names the content of a block and of all blocks before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockHash(pub u128);
+
+/// What the hashes of a prompt's blocks cover beside its tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptKeys<'a> {
+    /// Parent of the first block's hash.
+    pub root: BlockHash,
+    pub media: &'a [MediaSpan],
+}
+
+impl<'a> PromptKeys<'a> {
+    pub fn of(request: &'a Request) -> Self {
+        Self {
+            root: request.root,
+            media: &request.media,
+        }
+    }
+}
 
 /// Makes the hashes.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +51,16 @@ impl PrefixHasher {
     pub fn root(&self, extra_keys: &[u8]) -> BlockHash {
         let mut hasher = self.keyed;
         hasher.write(extra_keys);
+        BlockHash(hasher.finish128().into())
+    }
+
+    /// The parent of a block in which some token stands for an image: the token ids of all images are alike.
+    pub fn media(&self, parent: BlockHash, span: &MediaSpan) -> BlockHash {
+        let mut hasher = self.keyed;
+        hasher.write(b"media");
+        hasher.write_u128(parent.0);
+        hasher.write_u32(span.start);
+        hasher.write_u128(span.digest);
         BlockHash(hasher.finish128().into())
     }
 

@@ -88,7 +88,7 @@ impl Planner<'_> {
             }
             let before = self.budget;
             self.schedule_chunk(shorter.seq, spare);
-            spare -= before - self.budget;
+            spare = spare.saturating_sub(before - self.budget);
             served.push(shorter.seq);
         }
         served

@@ -1,6 +1,7 @@
 //! What travels between the API and the engine: plain data, no behaviour. `frames` turns it into bytes.
 
 use crate::ids::{RequestId, TenantId, TokenId};
+use crate::media::MediaSpan;
 
 /// One request for `n` completions of one prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +33,10 @@ pub struct AddRequest {
     pub grammar: Vec<u8>,
     /// Sampling parameters for the worker, opaque here (JSON of `octavo.sampling_params.SamplingParams`).
     pub params: Vec<u8>,
+    /// Images of the prompt, in order.
+    pub media: Vec<MediaSpan>,
+    /// What the worker needs of them, opaque here; empty without images.
+    pub media_data: Vec<u8>,
 }
 
 /// Stop one sequence of a request, or all of them.

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::grammar::compiler::Compiled;
 use crate::ids::{ClientId, RequestId};
+use crate::media::MediaSpan;
 use crate::prefix::BlockHash;
 use crate::sequence::{SeqIdx, Sequence};
 use crate::tenants::Bill;
@@ -32,6 +33,8 @@ pub struct Request {
     pub request_id: RequestId,
     pub params: Arc<[u8]>,
     pub constraint: Constraint,
+    pub media: Arc<[MediaSpan]>,
+    pub media_data: Arc<[u8]>,
     /// Parent of the first block's hash.
     pub root: BlockHash,
     pub arrival: Instant,

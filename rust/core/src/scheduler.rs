@@ -9,6 +9,7 @@
 use std::time::Instant;
 
 use crate::arena::{ArenaWriter, LAST_TOKEN};
+use crate::media::uncut_len;
 use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
 use crate::request::RequestIdx;
 use crate::sequence::SeqIdx;
@@ -31,6 +32,8 @@ pub struct Planner<'a> {
     pub now: Instant,
     /// Tokens left.
     pub budget: u32,
+    /// Tokens that the arena still holds: what an image that can't be cut may take beyond the budget.
+    room: u32,
     /// Newcomers are admitted.
     pub is_open: bool,
     pub new_rows: Vec<NewRow>,
@@ -72,6 +75,7 @@ impl<'a> Planner<'a> {
             step_id,
             now,
             budget: state.config.max_num_batched_tokens,
+            room: state.config.max_num_batched_tokens,
             is_open: true,
             new_rows: Vec::new(),
             decodes: Vec::with_capacity(state.running.len()),
@@ -175,8 +179,11 @@ impl<'a> Planner<'a> {
             _ if self.decodes.is_empty() => u32::MAX,
             threshold => threshold,
         };
-        let len = self.state.table.seq(seq).num_remaining();
+        let sequence = self.state.table.seq(seq);
+        let len = sequence.num_remaining();
         let len = len.min(self.budget).min(threshold).min(most);
+        let media = &self.state.table.request(sequence.request).media;
+        let len = uncut_len(media, sequence.num_computed, len, self.room);
         if len > 0 {
             self.push_row(seq, len);
         }
@@ -209,7 +216,8 @@ impl<'a> Planner<'a> {
             sequence.leads = false;
             self.led.push(sequence.request);
         }
-        self.budget -= len;
+        self.budget = self.budget.saturating_sub(len);
+        self.room -= len;
         if is_sampled {
             sequence.num_pending += 1;
             self.needs.logprobs |= sequence.limits.logprobs >= 0;

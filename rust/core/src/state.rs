@@ -80,6 +80,8 @@ pub struct EngineState {
     pub stats: EngineStats,
     pub step_cost: StepCost,
     pub num_arrivals: u64,
+    /// `media_data` of all requests that have not ended.
+    pub media_bytes: u64,
     /// The newcomer that was tried last did not fit; not tried again before so many blocks are free.
     pub blocked: Option<(QueueKey, u32)>,
     pub is_draining: bool,
@@ -109,6 +111,7 @@ impl EngineState {
             stats: EngineStats::default(),
             step_cost: StepCost::default(),
             num_arrivals: 0,
+            media_bytes: 0,
             blocked: None,
             is_draining: false,
             grammars: None,
@@ -184,6 +187,7 @@ impl EngineState {
             State::Running(holding) => self.release(holding),
         }
         if let Some(request) = self.table.end_sequence(seq) {
+            self.media_bytes -= request.media_data.len() as u64;
             let n = request.started.map(|_| request.sequences.len() as u32);
             self.queue.settle(request.bill, request.num_output, n);
         }

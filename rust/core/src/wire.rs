@@ -114,7 +114,26 @@ macro_rules! wire_numbers {
     )*};
 }
 
-wire_numbers!(u32, i32, u64, f32, f64);
+wire_numbers!(u32, i32, u64, u128, f32, f64);
+
+impl Wire for bool {
+    const MIN_BYTES: usize = 1;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        u8::from(*self).put(out);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+        match u8::take(reader)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => Err(FrameError::Tag {
+                what: "a yes or no",
+                value,
+            }),
+        }
+    }
+}
 
 impl Wire for u8 {
     const MIN_BYTES: usize = 1;

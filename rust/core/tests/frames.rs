@@ -4,6 +4,7 @@ use octavo_core::frames::{
     FrameError, VERSION, decode_inbound, decode_outbound, encode_inbound, encode_outbound,
 };
 use octavo_core::ids::{RequestId, TenantId};
+use octavo_core::media::MediaSpan;
 use octavo_core::protocol::{
     Abort, AddRequest, EngineStats, FinishReason, Inbound, Outbound, OutputFrame, Refusal,
     RefusalKind, SequenceOutput, TokenLogprobs,
@@ -12,12 +13,23 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
+fn media_span() -> impl Strategy<Value = MediaSpan> {
+    let fields = (any::<u32>(), any::<u32>(), any::<u128>(), any::<bool>());
+    fields.prop_map(|(start, len, digest, is_whole)| MediaSpan {
+        start,
+        len,
+        digest,
+        is_whole,
+    })
+}
+
 fn add_request() -> impl Strategy<Value = AddRequest> {
     let lists = (
         vec(any::<u32>(), 0..50),
         vec(any::<u32>(), 0..4),
         vec(any::<u8>(), 0..9),
         vec(any::<u8>(), 0..99),
+        vec(media_span(), 0..4),
     );
     let counts = (any::<u64>(), any::<u32>(), any::<u32>(), any::<u32>());
     let numbers = (any::<i32>(), -1e9..1e9, any::<i32>(), any::<i32>());
@@ -36,6 +48,8 @@ fn add_request() -> impl Strategy<Value = AddRequest> {
         logprobs: numbers.2,
         prompt_logprobs: numbers.3,
         grammar: lists.3.iter().rev().copied().collect(),
+        media: lists.4,
+        media_data: lists.3.clone(),
         params: lists.3,
     })
 }

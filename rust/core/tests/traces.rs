@@ -13,7 +13,7 @@ use simulator::oracle::expected;
 
 #[derive(Clone, Debug)]
 enum Event {
-    Add(AddRequest),
+    Add(Box<AddRequest>),
     /// Of the nth request so far.
     Abort(prop::sample::Index, Option<u32>),
     Steps(u8),
@@ -98,7 +98,7 @@ fn requests() -> impl Strategy<Value = AddRequest> {
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
-        4 => requests().prop_map(Event::Add),
+        4 => requests().prop_map(|request| Event::Add(Box::new(request))),
         1 => (any::<prop::sample::Index>(), prop::option::of(0_u32..5)).prop_map(|(at, index)| Event::Abort(at, index)),
         3 => (1_u8..6).prop_map(Event::Steps),
     ];
@@ -112,7 +112,7 @@ fn play(engine: &mut Engine, events: &[Event]) -> Vec<AddRequest> {
         match event {
             Event::Add(request) => {
                 let id = sent.len() as u64;
-                let mut request = request.clone();
+                let mut request = AddRequest::clone(request);
                 request.request_id.0 = id;
                 request.params = vec![id as u8, 5];
                 engine.add(request.clone());

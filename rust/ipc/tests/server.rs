@@ -130,6 +130,8 @@ fn add(id: u64) -> Inbound {
         prompt_logprobs: -1,
         grammar: vec![],
         params: vec![],
+        media: vec![],
+        media_data: vec![],
     })
 }
 

@@ -2,6 +2,7 @@
 
 use octavo_core::frames::encode_inbound;
 use octavo_core::ids::{RequestId, TenantId, TokenId};
+use octavo_core::media::MediaSpan;
 use octavo_core::protocol::{Abort, AddRequest, Inbound};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -9,7 +10,7 @@ use pyo3::types::PyBytes;
 #[pyfunction]
 #[pyo3(signature = (
     *, request_id, prompt_token_ids, n, max_tokens, min_tokens, stop_token_ids, priority, cache_salt, deadline_s,
-    logprobs, prompt_logprobs, params, tenant = 0, weight = 1000, grammar = None,
+    logprobs, prompt_logprobs, params, tenant = 0, weight = 1000, grammar = None, media = Vec::new(), media_data = None,
 ))]
 fn encode_add<'py>(
     py: Python<'py>,
@@ -28,6 +29,8 @@ fn encode_add<'py>(
     tenant: u64,
     weight: u32,
     grammar: Option<&[u8]>,
+    media: Vec<(u32, u32, u128, bool)>,
+    media_data: Option<&[u8]>,
 ) -> Bound<'py, PyBytes> {
     encode(
         py,
@@ -47,8 +50,19 @@ fn encode_add<'py>(
             prompt_logprobs,
             grammar: grammar.unwrap_or_default().to_vec(),
             params: params.to_vec(),
+            media: media.into_iter().map(media_span).collect(),
+            media_data: media_data.unwrap_or_default().to_vec(),
         }),
     )
+}
+
+fn media_span((start, len, digest, is_whole): (u32, u32, u128, bool)) -> MediaSpan {
+    MediaSpan {
+        start,
+        len,
+        digest,
+        is_whole,
+    }
 }
 
 #[pyfunction]

@@ -57,6 +57,7 @@ pub struct NewRow {
     pub index: u32,
     pub token_ids: Py<PyBytes>,
     pub num_prompt_tokens: u32,
+    pub media_data: Py<PyBytes>,
 }
 
 #[pyclass(frozen, get_all, module = "octavo._core")]
@@ -102,6 +103,7 @@ fn new_row(py: Python<'_>, row: &plan::NewRow) -> NewRow {
         index: row.index,
         token_ids: int_bytes(py, &row.token_ids),
         num_prompt_tokens: row.num_prompt_tokens,
+        media_data: PyBytes::new(py, &row.media_data).unbind(),
     }
 }
 

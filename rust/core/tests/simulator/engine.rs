@@ -78,6 +78,8 @@ pub fn request(request_id: u64, prompt: &[u32], max_tokens: u32) -> AddRequest {
         prompt_logprobs: -1,
         grammar: vec![],
         params: request_id.to_le_bytes().to_vec(),
+        media: vec![],
+        media_data: vec![],
     }
 }
 
