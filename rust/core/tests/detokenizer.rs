@@ -207,7 +207,7 @@ fn is_byte(reference: &Reference, id: Option<u32>) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
 
     #[test]
     fn pieces_joined_are_the_whole(cases in proptest::collection::vec((ids(), any::<bool>()), 20)) {

@@ -256,7 +256,7 @@ fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(120))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 2))]
 
     /// A request waits at most until each older one has had its turn: a slot that comes free when somebody ends, and
     /// its prompt with half of what decodes leave of a step.

@@ -42,7 +42,7 @@ fn tenants() -> impl Strategy<Value = Vec<Tenant>> {
 const MAX_COST: f64 = 70.0;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
 
     /// While all of them have requests waiting, nobody gets more than a few requests' worth beyond his share.
     #[test]

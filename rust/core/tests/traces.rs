@@ -200,7 +200,7 @@ fn check_order(engine: &Engine, sent: &[AddRequest]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases * 8))]
 
     #[test]
     fn every_sequence_gets_its_tokens_and_every_block_comes_back(config in configs(), events in events()) {
