@@ -30,7 +30,7 @@ class Dialect:
     Attributes:
         tools: None when the server does not parse calls.
         reasoning: None when the model does not reason.
-        shape: How calls are written; None when the format has no grammar.
+        shape: How calls are written; None when they are not parsed.
         shows_tools: The chat template tells the model about tools; else the server must.
         hidden: Special tokens (id: text) that are no marks of the formats: they are taken out of text.
         keeps_special: Marks of the formats are special tokens, so text must be made with special tokens in it.

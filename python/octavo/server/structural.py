@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,15 @@ Form = Mapping[str, Any]
 """What text must look like."""
 
 
+ANY_TEXT: Form = {"type": "any_text"}
+
+
 def text(value: str) -> Form:
     """Exactly this text; special tokens in it are those tokens."""
     return {"type": "const_string", "value": value}
 
 
-def schema(value: Mapping[str, Any]) -> Form:
+def schema(value: Any) -> Form:
     """JSON of a schema."""
     return {"type": "json_schema", "json_schema": value}
 
@@ -22,6 +26,17 @@ def schema(value: Mapping[str, Any]) -> Form:
 def pattern(value: str) -> Form:
     """Text that a regular expression matches."""
     return {"type": "regex", "pattern": value}
+
+
+def text_but(beginning: str, marks: Sequence[str]) -> Form:
+    """Any text that does not begin as this expression says, and in which no mark stands."""
+    out = [rf"~/{beginning}(?s:.*)/", *(rf"~/(?s:.*){re.escape(mark)}(?s:.*)/" for mark in marks)]
+    return {"type": "grammar", "grammar": f"start: TEXT\nTEXT: {' & '.join(['/(?s:.*)/', *map(_in_slashes, out)])}"}
+
+
+def _in_slashes(terminal: str) -> str:
+    """A terminal of Lark whose expression may have slashes in it."""
+    return terminal[:2] + terminal[2:-1].replace("/", r"\/") + terminal[-1]
 
 
 def sequence(*elements: Form) -> Form:

@@ -1,8 +1,8 @@
 """The form that a turn's text must have: calls that are required or strict, and the constraint of the request.
 
 A constraint holds for the answer, after reasoning. Calls under `required` or a named function are written by a grammar
-in the model's own format; under `auto` so are those of strict tools, where the format marks calls. Not here: how a
-format writes calls (tools/), what a grammar is made of (structural.py).
+in the model's own format; under `auto` so are those of strict tools. Not here: how a format writes calls (tools/), what
+a grammar is made of (structural.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TurnForm:
         self._tools = Tools(offered_tools(request), must_call=self.must_call)
         self._format: ToolFormat | None = dialect.tools if self._tools.functions else None
         self._shape: CallShape | None = dialect.shape if self._format is not None else None
-        if self._shape is None and self.must_call and self._format is not None:
+        if self._shape is not None and self.must_call and self._shape.unwritable(self._tools) is not None:
             self._format = tool_format(DEFAULT)
             self._shape = self._format.shapes[0]
 
@@ -87,9 +87,16 @@ class TurnForm:
     def _strict(self, stage: Stage) -> StructuredOutputs | None:
         """Free text in which calls of strict tools are right."""
         is_strict = any(function.get("strict") for function in self._tools.functions.values())
-        if not is_strict or self._shape is None or not self._shape.trigger:
+        if not is_strict or self._shape is None:
             return None
-        form = self._shape.when_called(self._tools, only_one=not self._request.parallel_tool_calls)
+        name = self._shape.unwritable(self._tools)
+        if name is not None:
+            message = f"tools: {name!r} is no name in the format that the model writes calls in; leave out strict"
+            raise RequestError(message, param="tools")
+        opens = self._reasoning.opens if self._reasoning is not None and stage == "may_think" else ()
+        form = self._shape.when_called(self._tools, only_one=not self._request.parallel_tool_calls, not_before=opens)
+        if self._shape.instead:
+            return self._staged(form, stage, None)
         return self._staged(form, "thinks" if stage == "thinks" else "answers", None)
 
     def _staged(self, form: Form, stage: Stage, options: StructuredOutputs | None) -> StructuredOutputs:

@@ -6,6 +6,8 @@ NAME<｜tool▁sep｜>{…}. Both are read by one parser.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.server.cursor import Marks, Steps
 from octavo.server.tools.base import NAME_END, CallReader
 from octavo.server.tools.format import ToolFormat
@@ -57,24 +59,17 @@ class DeepSeekCalls(CallReader):
 
 
 MARKS = (CALLS, CALLS_END, CALL, SEPARATOR, CALL_END)
+V3 = CallShape(begin=f"{CALL}function{SEPARATOR}NAME\n```json\n", end=f"\n```{CALL_END}", between="\n", trigger=CALL)
+V31 = CallShape(begin=f"{CALL}NAME{SEPARATOR}", end=CALL_END, trigger=CALL)
 FORMAT_V3 = ToolFormat(
     parser=DeepSeekCalls.parser,
     marks=MARKS,
-    shapes=(
-        CallShape(
-            begin=f"{CALL}function{SEPARATOR}NAME\n```json\n",
-            end=f"\n```{CALL_END}",
-            before=CALLS,
-            between="\n",
-            after=CALLS_END,
-            trigger=CALL,
-        ),
-    ),
+    shapes=(replace(V3, before=CALLS, after=CALLS_END, trigger=CALLS, also=(V3,)),),
     evidence=((CALLS, "```json"),),
 )
 FORMAT_V31 = ToolFormat(
     parser=DeepSeekCalls.parser,
     marks=MARKS,
-    shapes=(CallShape(begin=f"{CALL}NAME{SEPARATOR}", end=CALL_END, before=CALLS, after=CALLS_END, trigger=CALL),),
+    shapes=(replace(V31, before=CALLS, after=CALLS_END, trigger=CALLS, also=(V31,)),),
     evidence=((CALLS,),),
 )

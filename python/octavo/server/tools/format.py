@@ -18,8 +18,7 @@ class ToolFormat:
         parser: Makes the parser of one sequence.
         marks: Texts that the parser must see, though they may be special tokens.
         evidence: The format is chosen when a chat template has all strings of one of these groups.
-        shapes: How the calls are written; the first one whose token the model has is its own. None: a grammar makes the
-            model write the generic JSON format instead.
+        shapes: How the calls are written; the first one whose token the model has is its own.
         make_id: An id for a call whose format has none: (name, number of the call in its turn).
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.server.cursor import Steps
 from octavo.server.tools.format import ToolFormat
-from octavo.server.tools.json_calls import UnmarkedCalls
+from octavo.server.tools.json_calls import CALL_BEGINNING, UnmarkedCalls
 from octavo.server.tools.shape import CallShape
 
 INSTRUCTIONS = (
@@ -45,7 +45,23 @@ def instructions(tools: Iterable[Mapping[str, Any]], shape: CallShape | None) ->
     return INSTRUCTIONS.format(tools="\n".join(lines), example=written.example)
 
 
+BEGIN = '{"name": JSONNAME, "arguments": '
+ALSO = (
+    CallShape(begin=BEGIN, end="}", between=", "),
+    CallShape(begin=BEGIN, end="}", before="```json\n[", between=", ", after="]\n```"),
+    CallShape(begin=BEGIN, end="}", before="```json\n", between=", ", after="\n```"),
+)
 FORMAT = ToolFormat(
     parser=GenericJsonCalls.parser,
-    shapes=(CallShape(begin='{"name": JSONNAME, "arguments": ', end="}", before="[", between=", ", after="]"),),
+    shapes=(
+        CallShape(
+            begin=BEGIN,
+            end="}",
+            before="[",
+            between=", ",
+            after="]",
+            instead=rf"(```(json)?\s*)?({CALL_BEGINNING})",
+            also=ALSO,
+        ),
+    ),
 )

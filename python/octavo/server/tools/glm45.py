@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
+from octavo.server.tools.arguments import tagged_arguments
 from octavo.server.tools.base import NAME_END
 from octavo.server.tools.format import ToolFormat
-from octavo.server.tools.shape import CallShape, tagged_arguments
+from octavo.server.tools.shape import CallShape
 from octavo.server.tools.xml_calls import XmlCalls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

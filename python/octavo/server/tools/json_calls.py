@@ -14,6 +14,9 @@ from octavo.server.tools.base import CallReader
 
 ARGUMENTS = ("arguments", "parameters")
 KEYS = frozenset({"name", *ARGUMENTS, "type", "id", "function"})
+CALL_BEGINNING = rf'(\[\s*)?\{{[\s,]*"({"|".join(sorted(KEYS))})"|(\[\s*)?\{{[\s,]*"[^"\\]*\\'
+"""How the first object of a message begins that may be a call without a mark: with one of these keys (an escape in the
+key may hide one), in a list or not."""
 
 
 class JsonCalls(CallReader):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from octavo.server.cursor import Marks, Steps
 from octavo.server.structural import pattern, schema, sequence, text
@@ -49,19 +50,16 @@ def kimi_id(name: str, index: int) -> str:
     return f"functions.{name}:{index}"
 
 
+SHAPE = CallShape(
+    begin=f"{CALL}functions.NAME:",
+    end=CALL_END,
+    trigger=CALL,
+    arguments=lambda parameters: sequence(pattern("[0-9]{1,3}"), text(ARGUMENTS), schema(parameters)),
+)
 FORMAT = ToolFormat(
     parser=KimiCalls.parser,
     marks=(SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END),
-    shapes=(
-        CallShape(
-            begin=f"{CALL}functions.NAME:",
-            end=CALL_END,
-            before=SECTION,
-            after=SECTION_END,
-            trigger=CALL,
-            arguments=lambda parameters: sequence(pattern("[0-9]{1,3}"), text(ARGUMENTS), schema(parameters)),
-        ),
-    ),
+    shapes=(replace(SHAPE, before=SECTION, after=SECTION_END, trigger=SECTION, also=(SHAPE,)),),
     evidence=((SECTION,),),
     make_id=kimi_id,
 )

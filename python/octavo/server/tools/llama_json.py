@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.server.cursor import Marks, Steps
 from octavo.server.tools.format import ToolFormat
-from octavo.server.tools.json_calls import UnmarkedCalls
+from octavo.server.tools.json_calls import CALL_BEGINNING, UnmarkedCalls
 from octavo.server.tools.shape import CallShape
 
 TAG = "<|python_tag|>"
@@ -24,6 +24,15 @@ class LlamaJsonCalls(UnmarkedCalls):
 FORMAT = ToolFormat(
     parser=LlamaJsonCalls.parser,
     marks=(TAG,),
-    shapes=(CallShape(begin='{"name": JSONNAME, "parameters": ', end="}", between="; "),),
+    shapes=(
+        CallShape(
+            begin='{"name": JSONNAME, "parameters": ',
+            end="}",
+            between="; ",
+            trigger=TAG,
+            instead=CALL_BEGINNING,
+            also=(CallShape(begin='{"type": "function", "name": JSONNAME, "parameters": ', end="}", between="; "),),
+        ),
+    ),
     evidence=((TAG,), ('{"name": function name, "parameters"',)),
 )

@@ -41,7 +41,12 @@ FORMAT = ToolFormat(
     shapes=(
         CallShape(begin=f"{CALLS}NAME{ARGS}", trigger=CALLS, needs=ARGS),
         CallShape(
-            begin='{"name": JSONNAME, "arguments": ', end="}", before=f"{CALLS}[", between=", ", after="]", trigger=""
+            begin='{"name": JSONNAME, "arguments": ',
+            end="}",
+            before=f"{CALLS}[",
+            between=", ",
+            after="]",
+            trigger=CALLS,
         ),
     ),
     evidence=((CALLS,),),

@@ -21,11 +21,24 @@ class Phi4MiniCalls(JsonCalls):
         yield from self.closed_by(self.closing)
 
 
+BEGIN = '{"name": JSONNAME, "arguments": '
 FORMAT = ToolFormat(
     parser=Phi4MiniCalls.parser,
     marks=OPEN[1:] + CLOSE,
     shapes=(
-        CallShape(begin='{"name": JSONNAME, "arguments": ', end="}", before="functools[", between=", ", after="]"),
+        CallShape(
+            begin=BEGIN,
+            end="}",
+            before=OPEN[0],
+            between=", ",
+            after="]",
+            trigger=OPEN[0],
+            also=(
+                CallShape(
+                    begin=BEGIN, end="}", before=f"{OPEN[1]}[", between=", ", after=f"]{CLOSE[0]}", trigger=OPEN[1]
+                ),
+            ),
+        ),
     ),
     evidence=(("functools",), ("<|tool_call|>", "<|/tool_call|>")),
 )

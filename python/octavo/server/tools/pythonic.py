@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import re
 import warnings
 from typing import Any
 
 from octavo.server.cursor import Marks, Steps
+from octavo.server.tools.arguments import keyword_arguments
 from octavo.server.tools.base import CallReader
 from octavo.server.tools.format import ToolFormat
+from octavo.server.tools.shape import CallShape
 
 START, END = "<|python_start|>", "<|python_end|>"
 NOT_NAME = re.compile(r"[^\w.]")
@@ -87,17 +90,26 @@ class PythonicCalls(CallReader):
         """JSON of what stands in a call's parentheses; None when that is not a list of literals."""
         try:
             with warnings.catch_warnings(action="ignore"):
-                tree = ast.parse("f" + source, mode="eval").body
+                source = "f" + source
+                tree = ast.parse(source, mode="eval").body
             if not isinstance(tree, ast.Call):
                 return None
             names = list(self.tools.parameters(name).get("properties") or {})
-            given = dict(zip(names, map(_literal, tree.args), strict=False))
-            if len(given) < len(tree.args) or any(keyword.arg is None for keyword in tree.keywords):
+            given = dict(zip(names, (_value(source, node) for node in tree.args), strict=False))
+            if len(given) < len(tree.args) or any(each.arg is None for each in tree.keywords):
                 return None
-            given |= {keyword.arg: _literal(keyword.value) for keyword in tree.keywords if keyword.arg is not None}
+            given |= {each.arg: _value(source, each.value) for each in tree.keywords if each.arg is not None}
             return json.dumps(given, ensure_ascii=False, allow_nan=False)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             return None
+
+
+def _value(source: str, node: ast.expr) -> Any:
+    """The value of an argument: JSON where it is that (Python knows its escapes otherwise), else Python."""
+    try:
+        return json.loads(ast.get_source_segment(source, node) or "")
+    except (ValueError, RecursionError):
+        return _literal(node)
 
 
 def _literal(node: ast.expr) -> Any:
@@ -110,8 +122,27 @@ def _literal(node: ast.expr) -> Any:
     return ast.literal_eval(Words().visit(node))
 
 
+def _is_name(name: str) -> bool:
+    """Whether a function or a keyword can have this name."""
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split("."))
+
+
 FORMAT = ToolFormat(
     parser=PythonicCalls.parser,
     marks=(START, END),
+    shapes=(
+        CallShape(
+            begin="NAME(",
+            end=")",
+            before="[",
+            between=", ",
+            after="]",
+            trigger=START,
+            closing=END,
+            instead=r"\[\s*[\w.]+\(",
+            arguments=keyword_arguments,
+            can_name=_is_name,
+        ),
+    ),
     evidence=((START,), ("[func_name1(params_name1=",)),
 )

@@ -3,10 +3,13 @@ of its own; the outer pair may be missing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.server.cursor import Marks, Steps
+from octavo.server.tools.arguments import tagged_arguments
 from octavo.server.tools.base import NAME_END
 from octavo.server.tools.format import ToolFormat
-from octavo.server.tools.shape import CallShape, tagged_arguments
+from octavo.server.tools.shape import CallShape
 from octavo.server.tools.xml_calls import XmlCalls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -61,17 +64,16 @@ class Qwen3CoderCalls(XmlCalls):
                 return False
 
 
+SHAPE = CallShape(
+    begin=f"{FUNCTION}NAME>\n",
+    end=FUNCTION_END,
+    between="\n",
+    trigger=FUNCTION,
+    arguments=tagged_arguments(PARAMETER, ">\n", f"\n{PARAMETER_END}\n"),
+)
 FORMAT = ToolFormat(
     parser=Qwen3CoderCalls.parser,
     marks=(OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END),
-    shapes=(
-        CallShape(
-            begin=f"{OPEN}\n{FUNCTION}NAME>\n",
-            end=f"{FUNCTION_END}\n{CLOSE}",
-            between="\n",
-            trigger=OPEN,
-            arguments=tagged_arguments(PARAMETER, ">\n", f"\n{PARAMETER_END}\n"),
-        ),
-    ),
+    shapes=(replace(SHAPE, begin=f"{OPEN}\n{SHAPE.begin}", end=f"{SHAPE.end}\n{CLOSE}", trigger=OPEN, also=(SHAPE,)),),
     evidence=((FUNCTION, PARAMETER),),
 )

@@ -1,6 +1,7 @@
 """How calls of a format are written, for grammars that make a model write them: the parsers' counterpart.
 
-Not here: when a grammar is wanted (server/turn_form.py), and what reads calls (each format's parser).
+Not here: when a grammar is wanted (server/turn_form.py), text with calls in it (tools/mixed.py), how arguments are
+written that are no JSON object (tools/arguments.py), and what reads calls (each format's parser).
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.server.structural import Form, either, free, pattern, schema, sequence, several, tag, text, triggered
+from octavo.server.structural import Form, schema, sequence, several, tag, text
 from octavo.server.tools.base import Tools
-from octavo.server.tools.values import types_of
+from octavo.server.tools.mixed import among_text, instead_of_text
 
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 OPEN_WORDS = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "not"})
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _any_name(name: str) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +33,17 @@ class CallShape:
             quotes.
         end: What stands after them.
         before, between, after: What stands before all calls, between two, and after all.
-        trigger: Text that begins a call and nothing else; "" when there is none.
+        trigger: A mark that begins calls (and what `before` begins with, unless `instead` is given); "" when there is
+            none.
+        closing: What stands after the calls that follow the trigger, where `instead` is given.
+        instead: Calls are the whole message: how a message begins that the parser takes for calls (a regular
+            expression of Rust's crate).
         arguments: The arguments of a schema.
         needs: A text that the model has a token for when this shape is its own.
         one_call: A turn of the model ends with its first call.
+        also: Other ways to write calls that the format's parser reads.
+        can_name: Whether functions and parameters can have a name.
+        answer: Makes an answer of calls, one of which it may be: for formats that mark their text too.
     """
 
     begin: str
@@ -40,9 +52,14 @@ class CallShape:
     between: str = ""
     after: str = ""
     trigger: str = ""
+    closing: str = ""
+    instead: str = ""
     arguments: Callable[[Mapping[str, Any]], Form] = schema
     needs: str | None = None
     one_call: bool = False
+    also: tuple[CallShape, ...] = ()
+    can_name: Callable[[str], bool] = _any_name
+    answer: Callable[[Sequence[Form]], Form] | None = None
 
     @property
     def example(self) -> str:
@@ -50,63 +67,59 @@ class CallShape:
         begin = self.begin.replace("JSONNAME", '"FUNCTION"').replace("NAME", "FUNCTION")
         return f"{self.before}{begin}{{ARGUMENTS}}{self.end}{self.after}"
 
+    def unwritable(self, tools: Tools) -> str | None:
+        """The first name of a function or parameter that calls can't be written with."""
+        names = (name for function in tools.functions for name in (function, *_properties(tools.parameters(function))))
+        return next((name for name in names if not self.can_name(name)), None)
+
+    def begin_of(self, name: str) -> str:
+        """What stands before the arguments of a call of a function."""
+        return self.begin.replace("JSONNAME", json.dumps(name)).replace("NAME", name)
+
     def call(self, name: str, parameters: Mapping[str, Any]) -> Form:
         """A call of one function."""
-        begin = self.begin.replace("JSONNAME", json.dumps(name)).replace("NAME", name)
-        return tag(begin, self.arguments(parameters), self.end)
+        return tag(self.begin_of(name), self.arguments(parameters), self.end)
 
     def required(self, tools: Tools, names: Sequence[str], *, only_one: bool) -> Form:
         """One call of these functions or more, and nothing else."""
         calls = several(
-            [self.call(name, _parameters(tools, name)) for name in names],
+            [self.call(name, required_parameters(tools, name)) for name in names],
             self.between,
             only_one=only_one or self.one_call,
         )
         return sequence(*_texts(self.before), calls, *_texts(self.after))
 
-    def when_called(self, tools: Tools, *, only_one: bool) -> Form:
-        """Any text; calls in it are right where their tool is strict, and JSON objects elsewhere."""
-        calls = [
-            self.call(name, _parameters(tools, name) if function.get("strict") else ANY_ARGUMENTS)
+    def when_called(self, tools: Tools, *, only_one: bool, not_before: Sequence[str] = ()) -> Form:
+        """Any text; calls in it are right where their tool is strict, and JSON objects elsewhere.
+
+        Args:
+            not_before: What may stand before such text, and so is not its beginning.
+        """
+        offered = {
+            name: required_parameters(tools, name) if function.get("strict") else ANY_ARGUMENTS
             for name, function in tools.functions.items()
-        ]
-        return triggered([self.trigger], calls, only_one=only_one or self.one_call)
+        }
+        only_one = only_one or self.one_call
+        if self.answer is not None:
+            return self.answer([self.call(name, parameters) for name, parameters in offered.items()])
+        ways = (self, *self.also)
+        if self.instead:
+            return instead_of_text(ways, offered, only_one=only_one, not_before=not_before)
+        return among_text(ways, offered, only_one=only_one)
 
 
 def _texts(value: str) -> list[Form]:
     return [text(value)] if value else []
 
 
-def _parameters(tools: Tools, name: str) -> Mapping[str, Any]:
+def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = parameters.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def required_parameters(tools: Tools, name: str) -> Mapping[str, Any]:
     """The schema of arguments that are made: without arguments that it does not name, unless it speaks of such."""
     parameters = tools.parameters(name) or NO_ARGUMENTS
     if "properties" not in parameters or not OPEN_WORDS.isdisjoint(parameters):
         return parameters
     return {**parameters, "additionalProperties": False}
-
-
-def tagged_arguments(key_begin: str, key_end: str, value_end: str) -> Callable[[Mapping[str, Any]], Form]:
-    """Arguments that are tagged one by one, in the order of the schema: strings as they are, other values as JSON."""
-
-    def form(parameters: Mapping[str, Any]) -> Form:
-        properties = parameters.get("properties")
-        required = parameters.get("required") or ()
-        elements: list[Form] = []
-        for key, value in (properties if isinstance(properties, Mapping) else {}).items():
-            argument = _argument(f"{key_begin}{key}{key_end}", value, parameters, value_end)
-            elements.append(argument if key in required else either(argument, text("")))
-        return sequence(*elements) if elements else text("")
-
-    return form
-
-
-def _argument(begin: str, value: Any, root: Mapping[str, Any], end: str) -> Form:
-    if not isinstance(value, Mapping):
-        return free(begin, end)
-    choices = value.get("enum")
-    if types_of(value, root) != {"string"}:
-        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        return tag(begin, schema({**definitions, **value}), end)
-    if isinstance(choices, list):
-        return tag(begin, either(*map(text, choices)), end)
-    return tag(begin, pattern(value["pattern"]), end) if "pattern" in value else free(begin, end)

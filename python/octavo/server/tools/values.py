@@ -40,6 +40,17 @@ def types_of(schema: Mapping[str, Any] | None, root: Mapping[str, Any], depth: i
     return frozenset(_type_of(value) for value in values) if isinstance(values, list) else frozenset()
 
 
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, or what its reference stands for."""
+    for _ in range(_MAX_DEPTH):
+        ref = schema.get("$ref")
+        found = _resolve(ref, root) if isinstance(ref, str) else None
+        if found is None:
+            break
+        schema = found
+    return schema
+
+
 def _resolve(ref: str, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema that a local reference (#/$defs/Name) names."""
     at: Any = root

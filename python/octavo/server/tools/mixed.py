@@ -1,0 +1,78 @@
+"""Answers that are free text or calls, where calls must be right: what strict tools make of an answer.
+
+A grammar can't let a text go on and then find that it was a call, so free text leaves out exactly what the format's
+parser takes for the beginning of one: its marks, wherever they stand, or, in formats without marks, the way a message
+begins that is a call. Not here: how one call is written (tools/shape.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from octavo.server.structural import Form, either, pattern, sequence, several, tag, text, text_but, triggered
+
+if TYPE_CHECKING:
+    from octavo.server.tools.shape import CallShape
+
+Offered = Mapping[str, Mapping[str, Any]]
+"""Name of a function -> the schema that its arguments must have."""
+
+
+def among_text(ways: Sequence[CallShape], offered: Offered, *, only_one: bool) -> Form:
+    """Free text in which a mark begins calls."""
+    tags: list[Form] = []
+    for way in ways:
+        calls = [way.call(name, parameters) for name, parameters in offered.items()]
+        if way.before:
+            tags.append(tag(way.before, several(calls, way.between, only_one=only_one), way.after))
+        else:
+            tags += calls
+    return triggered([way.trigger for way in ways], tags, only_one=only_one)
+
+
+def instead_of_text(ways: Sequence[CallShape], offered: Offered, *, only_one: bool, not_before: Sequence[str]) -> Form:
+    """Calls, or free text, perhaps with a mark and calls behind it."""
+    own = ways[0]
+    marks = [own.trigger] if own.trigger else []
+    begins = [*(re.escape(begin) for begin in not_before), own.instead]
+    free = text_but(rf"\s*({'|'.join(begins)})", marks)
+    behind = [
+        sequence(
+            text(own.trigger), *_texts(own.before), _calls(own, offered, only_one), *_texts(own.after + own.closing)
+        )
+        for _ in marks
+    ]
+    return either(
+        *(_message(way, offered, only_one) for way in ways),
+        sequence(free, either(*behind, text(""))) if behind else free,
+    )
+
+
+def _calls(way: CallShape, offered: Offered, only_one: bool) -> Form:
+    return several([way.call(name, parameters) for name, parameters in offered.items()], way.between, only_one=only_one)
+
+
+def _message(way: CallShape, offered: Offered, only_one: bool) -> Form:
+    """Calls from the beginning of a message on. All up to the first call's arguments is one expression, so that calls
+    and free text part at one place."""
+    first = either(
+        *(
+            sequence(pattern(_beginning(way.before + way.begin_of(name))), way.arguments(parameters), *_texts(way.end))
+            for name, parameters in offered.items()
+        )
+    )
+    further = sequence(text(way.between), _calls(way, offered, only_one))
+    more = [] if only_one else [either(further, text(""))]
+    return sequence(first, *more, *_texts(way.after))
+
+
+def _beginning(begin: str) -> str:
+    """A text with blanks before it, and blanks in it as the model likes them."""
+    words = [re.escape(word) for word in re.split(r'[ \n]+|(?<=[\[{])(?=[{"])', begin)]
+    return r"\s{0,8}" + r"\s{0,2}".join(words)
+
+
+def _texts(value: str) -> list[Form]:
+    return [text(value)] if value else []
