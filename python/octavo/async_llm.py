@@ -122,6 +122,11 @@ class AsyncLLM:
         return self._client.stats
 
     @property
+    def num_requests(self) -> int:
+        """Requests in flight: sent, and neither ended nor aborted."""
+        return self._client.num_requests
+
+    @property
     def engine_pid(self) -> int | None:
         """Process id of the engine."""
         return self._client.pid

@@ -166,6 +166,7 @@ class FakeLLM:
         self.refuses = ""
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.engine_pid = 1
+        self.num_requests = 0
         self.config = EngineConfig()
 
     def submit(

@@ -85,6 +85,11 @@ class EngineClient:
         return None if self._connection is None else self._connection.stats
 
     @property
+    def num_requests(self) -> int:
+        """Requests in flight."""
+        return 0 if self._connection is None else len(self._connection)
+
+    @property
     def connection(self) -> EngineConnection:
         """The way to the engine. EngineDeadError while there is none, OverloadError while no more is taken."""
         if self._state == "draining":

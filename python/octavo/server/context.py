@@ -23,10 +23,12 @@ from octavo.server.errors import ApiError, UnavailableError
 from octavo.server.logprobs import TokenNames
 from octavo.server.mcp.servers import ToolServers
 from octavo.server.metrics import ServerMetrics
+from octavo.server.overload import Overload
 from octavo.server.pulse import Pulse
 from octavo.server.report import Reporter
 from octavo.server.responses.store import ResponseStore
 from octavo.server.settings import Settings
+from octavo.server.tenants import caller
 from octavo.server.tenants.keyring import Keyring
 from octavo.server.tracing import Tracer
 
@@ -81,6 +83,7 @@ class ServerContext:
         endpoint = config.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer.to_endpoint(endpoint)
         self.reporter = Reporter(lambda: self.settings, self.tracer)
+        self.overload = Overload(llm)
         self.pulse = Pulse(llm)
         self.tool_servers = ToolServers(config.tool_server, config.tool_timeout_s)
         self.responses = ResponseStore(config.responses_store, config.responses_store_bytes)
@@ -218,6 +221,11 @@ class ServerContext:
         if self._token_names is None:
             self._token_names = TokenNames(self.llm.tokenizer)
         return self._token_names
+
+    async def admit_text(self, work: Callable[..., T], *args: Any, size_bytes: int) -> T:
+        """`run_text` for a call that waits in the engine's queue. `OverloadError`, and no work, when it is full."""
+        self.overload.check(caller.current(), size_bytes)
+        return await self.run_text(work, *args, size_bytes=size_bytes)
 
     async def run_text(self, work: Callable[..., T], *args: Any, size_bytes: int, is_slow: bool = False) -> T:
         """Run text work of a size: here when it is small, in a thread when it would hold up other requests."""

@@ -75,7 +75,7 @@ class Generation:
         self._arrived: asyncio.Queue[tuple[int, Stream, list[Delta] | Exception | None]] = asyncio.Queue()
         self._readers: list[asyncio.Task[None]] = []
         """Tasks that fill `_arrived`, when there are several streams."""
-        self._llm = context.llm
+        self._llm, self._overload = context.llm, context.overload
         self._tenant = tenant
         self._priority = tenant.limit_priority(priority)
         self._cache_salt = cache_salt or ""
@@ -168,6 +168,7 @@ class Generation:
             record.end(outcome_of(self._cut))
             raise self._cut from None
         except Exception as error:
+            self._overload.note(record.caller, error)
             record.end(outcome_of(error))
             raise
         record.end("ok")

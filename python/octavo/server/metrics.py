@@ -33,6 +33,8 @@ GAUGES = {
     "num_requests_running": ("Sequences in the running batch.", "num_running"),
     "num_requests_waiting": ("Requests in the queue.", "num_waiting"),
 }
+LIMITS = {"max_requests_waiting": ("Requests that the queue takes.", "max_waiting")}
+"""Likewise; the server knows these numbers."""
 COUNTERS = {
     "engine_steps": ("Steps that the engine has run.", "num_steps"),
     "num_preemptions": ("Sequences pushed out for lack of blocks, to be computed again.", "num_preemptions"),
@@ -41,7 +43,7 @@ COUNTERS = {
     "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_queried_tokens"),
     "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
     "requests_aborted": ("Sequences ended by their client.", "num_aborted"),
-    "requests_refused": ("Requests that the engine did not take.", "num_refused"),
+    "requests_refused": ("Requests that were not taken: the queue was full, or they were invalid.", "num_refused"),
 }
 STATS_KEYS = ("num_blocks", "num_free_blocks", *(key for _, key in (*GAUGES.values(), *COUNTERS.values())))
 
@@ -137,7 +139,7 @@ class ServerMetrics(Collector):
         """All families; called by prometheus_client at scrape time."""
         model = self._model() or ""
         stats = self._stats
-        for name, (text, key) in GAUGES.items():
+        for name, (text, key) in {**GAUGES, **LIMITS}.items():
             yield _gauge(name, text, model, stats.get(key, 0))
         num_blocks = stats.get("num_blocks", 0)
         usage = 1 - stats.get("num_free_blocks", 0) / num_blocks if num_blocks else 0.0

@@ -61,6 +61,7 @@ class PoolingCall:
             record.end(outcome_of(self._cut))
             raise self._cut from None
         except Exception as error:
+            self._context.overload.note(record.caller, error)
             record.end(outcome_of(error))
             raise
         record.begun(pooled.queue_s)

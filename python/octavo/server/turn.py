@@ -29,6 +29,7 @@ from octavo.server.events import (
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import Row
 from octavo.server.stop_strings import StopStrings
+from octavo.server.tenants import caller
 from octavo.server.thinking import Thinking
 from octavo.server.tools.base import call_id
 from octavo.server.turn_form import TurnForm
@@ -79,7 +80,10 @@ class Turn:
         Raises:
             RequestError: The messages, the tools or the parameters don't fit the model; nothing was submitted.
             UnavailableError: The server drains.
+            OverloadError: The queue is full; nothing was encoded.
         """
+        if not goes_on:
+            context.overload.check(caller.current(), size_bytes)
         token_ids = await prompt_token_ids(context, request, size_bytes=size_bytes)
         fitted = _fitted(request, context.facts.max_model_len - len(token_ids))
         return cls(context, fitted, token_ids, goes_on=goes_on)

@@ -41,7 +41,7 @@ class Servicer:
             context.check_task("generate")
             context.check_model(request.model or None)
             params = sampling_params(request.sampling_params, context.facts.default_sampling_params)
-            prompt = await context.run_text(make_prompt, context, request, size_bytes=request.ByteSize())
+            prompt = await context.admit_text(make_prompt, context, request, size_bytes=request.ByteSize())
             key = (caller.tenant.name, caller.request_id)
             if key in self._live:
                 raise RequestError(f"request_id {caller.request_id!r} is in use", param="request_id")
@@ -93,7 +93,7 @@ class Servicer:
             context.check_model(request.model or None)
             wanted = embedding_request(request, context.pooling.num_outputs)
             work = partial(context.input_encoder.encode, truncate=wanted.truncate_prompt_tokens)
-            inputs = await context.run_text(work, input_list(wanted.input), size_bytes=request.ByteSize())
+            inputs = await context.admit_text(work, input_list(wanted.input), size_bytes=request.ByteSize())
             pooling = PoolingCall(context, inputs)
             try:
                 rows_nd = shortened(await pooling.run(), wanted.dimensions)

@@ -26,7 +26,7 @@ async def classify(request: Request) -> Response:
     wanted = parse(ClassifyRequest, body)
     model = context.check_model(wanted.model)
     work = partial(context.input_encoder.encode, truncate=wanted.truncate_prompt_tokens)
-    inputs = await context.run_text(work, input_list(wanted.input), size_bytes=size_bytes)
+    inputs = await context.admit_text(work, input_list(wanted.input), size_bytes=size_bytes)
     pooling = context.pooling
 
     def write(rows: Rows, usage: Usage) -> dict[str, Any]:

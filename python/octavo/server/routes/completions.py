@@ -31,7 +31,7 @@ async def completions(request: Request) -> Response:
     body, size_bytes = await read_json(request)
     wanted, params = parse_completion(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
-    prompts = await context.run_text(_encode, context, wanted, size_bytes=size_bytes)
+    prompts = await context.admit_text(_encode, context, wanted, size_bytes=size_bytes)
     if wanted.max_tokens is None:
         params = _within_context(context, prompts, params)
     generation = Generation(context, prompts, params, priority=wanted.priority, cache_salt=wanted.cache_salt)

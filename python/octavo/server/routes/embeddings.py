@@ -31,7 +31,7 @@ async def embeddings(request: Request) -> Response:
     wanted = parse_embedding(body, context.pooling.num_outputs)
     model = context.check_model(wanted.model)
     work = partial(context.input_encoder.encode, truncate=wanted.truncate_prompt_tokens)
-    inputs = await context.run_text(work, input_list(wanted.input), size_bytes=size_bytes)
+    inputs = await context.admit_text(work, input_list(wanted.input), size_bytes=size_bytes)
 
     def write(rows: Rows, usage: Usage) -> dict[str, Any]:
         return {"object": "list", "data": _data(wanted, rows), "model": model, "usage": usage}

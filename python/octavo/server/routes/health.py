@@ -30,7 +30,8 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     context = ServerContext.of(request)
-    return Response(context.metrics.exposition(await context.pulse.stats()), media_type=CONTENT_TYPE_LATEST)
+    stats = context.overload.added_to(await context.pulse.stats())
+    return Response(context.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
 
 
 ROUTES = [

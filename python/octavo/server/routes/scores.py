@@ -31,7 +31,7 @@ async def score(request: Request) -> Response:
     wanted, pairs = parse_score(body)
     model = context.check_model(wanted.model)
     work = partial(_work, context, wanted, pairs)
-    inputs, scores_of = await context.run_text(work, size_bytes=size_bytes)
+    inputs, scores_of = await context.admit_text(work, size_bytes=size_bytes)
 
     def write(rows: Rows, usage: Usage) -> dict[str, Any]:
         scores = scores_of(rows).tolist()
@@ -59,7 +59,7 @@ async def rerank(request: Request) -> Response:
     model = context.check_model(wanted.model)
     pairs = [(wanted.query, document) for document in documents]
     work = partial(_work, context, wanted, pairs)
-    inputs, scores_of = await context.run_text(work, size_bytes=size_bytes)
+    inputs, scores_of = await context.admit_text(work, size_bytes=size_bytes)
 
     def write(rows: Rows, usage: Usage) -> dict[str, Any]:
         scores = scores_of(rows)

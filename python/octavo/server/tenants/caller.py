@@ -22,6 +22,8 @@ class Caller:
     tenant: Tenant
     request_id: str = ""
     traceparent: str | None = None
+    size_bytes: int = 0
+    """Of the body, once it is read."""
     arrival_s: float = field(default_factory=time.perf_counter)
     queue_s: float | None = None
     first_token_s: float | None = None
