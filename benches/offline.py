@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from family_shapes import FAMILY_SHAPES
 from grammar import PEOPLE
 from kernel_times import recorded
 from kernel_times import summary as kernel_summary
@@ -129,6 +130,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
+    **FAMILY_SHAPES,
 }
 LOW_ID, HIGH_ID = 100, 10000
 SLOW_CHORE_S = 0.05

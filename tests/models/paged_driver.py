@@ -25,16 +25,17 @@ class PagedDriver:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         backend: AttentionBackend | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.model, self.block_size = model, block_size
+        self.model, self.block_size, self.device = model, block_size, device
         self.backend = backend or make_backend("reference")
         model.set_attention_backend(self.backend)
         per_slot = -(-max_len // block_size)
         blocks = list(range(1, num_slots * per_slot + 1))
         random.Random(seed).shuffle(blocks)
-        self.block_table_sb = torch.tensor(blocks, dtype=torch.int32).view(num_slots, per_slot)
+        self.block_table_sb = torch.tensor(blocks, dtype=torch.int32, device=device).view(num_slots, per_slot)
         self.kv_cache = [
-            torch.full(spec.cache_shape(len(blocks) + 1, block_size), 7.0, dtype=dtype)
+            torch.full(spec.cache_shape(len(blocks) + 1, block_size), 7.0, dtype=dtype, device=device)
             for spec in model.attention_specs
         ]
         self.lengths = [0] * num_slots
@@ -62,11 +63,11 @@ class PagedDriver:
         ctx = ForwardContext(
             kv_cache=self.kv_cache,
             block_table_sb=self.block_table_sb,
-            row_slot_r=torch.tensor(slots, dtype=torch.int32),
-            query_start_r=torch.tensor(starts, dtype=torch.int32),
-            kv_len_r=torch.tensor(lengths, dtype=torch.int32),
-            position_t=torch.tensor(positions),
-            slot_mapping_t=torch.tensor(mapping),
+            row_slot_r=self._ints(slots, torch.int32),
+            query_start_r=self._ints(starts, torch.int32),
+            kv_len_r=self._ints(lengths, torch.int32),
+            position_t=self._ints(positions, torch.int64),
+            slot_mapping_t=self._ints(mapping, torch.int64),
             block_size=self.block_size,
             num_rows=len(rows),
             num_decode_rows=sum(len(ids) == 1 for _, ids in rows),
@@ -74,4 +75,7 @@ class PagedDriver:
             max_query_len=max(len(ids) for _, ids in rows),
             max_kv_len=max(lengths),
         )
-        return ctx, torch.tensor(tokens, dtype=torch.int32)
+        return ctx, self._ints(tokens, torch.int32)
+
+    def _ints(self, values: list[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)

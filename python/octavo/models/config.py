@@ -80,6 +80,8 @@ class NormalConfig:
     layer_chunks: tuple[int, ...] = ()
     """Of each layer, the length of the runs of positions that it attends within (Llama 4), 0 = they are not cut; empty:
     no layer's are."""
+    layer_rotates: tuple[bool, ...] = ()
+    """Whether a layer rotates queries and keys; empty: all do."""
     value_dim: int = 0
     """The cache holds no V: it is the first `value_dim` of a token's `head_dim` numbers (latent attention; there is one
     KV head); 0: it holds V."""
@@ -132,6 +134,7 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=value_dim,
+        layer_rotates=_layer_rotates(reader, layers),
         max_position_embeddings=max_position,
         norm_eps=reader.number("norm_eps"),
         hidden_act=str(reader.get("hidden_act")),
@@ -268,6 +271,17 @@ def _layer_windows(reader: Reader, layers: int) -> tuple[int, ...]:
     window = reader.integer("sliding_window")
     slides = _window_rule(reader)
     return tuple(window if slides(i) else 0 for i in range(layers))
+
+
+def _layer_rotates(reader: Reader, layers: int) -> tuple[bool, ...]:
+    """By `no_rope_layers` (whose name says the opposite of its numbers), or all but each so-manieth layer."""
+    rotates = reader.get("no_rope_layers") or None
+    if rotates is None:
+        step = reader.get("no_rope_layer_interval")
+        return tuple((layer + 1) % int(step) != 0 for layer in range(layers)) if step else ()
+    if not isinstance(rotates, list) or len(rotates) != layers:
+        raise ModelError(f"config.json: no_rope_layers is {rotates!r}, not a list of {layers} numbers")
+    return tuple(map(bool, rotates))
 
 
 def _window_rule(reader: Reader) -> Callable[[int], bool]:

@@ -170,6 +170,7 @@ class Family:
 
 def block_spec(config: NormalConfig, layer: int) -> BlockSpec:
     """Llama's block without biases: the config's sizes, window and rotation, scores scaled by 1 / sqrt(head_dim)."""
+    rotates = config.layer_rotates[layer] if config.layer_rotates else True
     attention = AttentionSpec(
         layer=layer,
         num_heads=config.num_heads,
@@ -177,12 +178,13 @@ def block_spec(config: NormalConfig, layer: int) -> BlockSpec:
         head_dim=config.head_dim,
         scale=config.head_dim**-0.5,
         window=config.layer_windows[layer],
+        chunk=config.layer_chunks[layer] if config.layer_chunks else 0,
     )
     return BlockSpec(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         attention=attention,
-        rope=rotary_spec(config.rope, config.head_dim),
+        rope=rotary_spec(config.rope, config.head_dim) if rotates else None,
         norm=NormSpec(config.norm_eps),
         hidden_act=config.hidden_act,
         experts=experts_spec(config, layer),

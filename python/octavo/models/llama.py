@@ -11,8 +11,9 @@ from octavo.models.config import NormalConfig
 from octavo.models.family import BlockSpec, Family, Names, block_spec
 
 
-def _block(config: NormalConfig, layer: int) -> BlockSpec:
+def llama_block(config: NormalConfig, layer: int) -> BlockSpec:
+    """Llama's block with the config's biases."""
     return replace(block_spec(config, layer), qkv_bias=config.qkv_bias, o_bias=config.o_bias, mlp_bias=config.mlp_bias)
 
 
-FAMILY = Family(names=Names(), block=_block)
+FAMILY = Family(names=Names(), block=llama_block)

@@ -147,10 +147,12 @@ class MetaSteps:
 def few_layers(normal: NormalConfig) -> NormalConfig:
     """The model with two layers of each kind, the first ones: others launch the same kernels."""
     experts = normal.experts
-    sparse = [False] * normal.num_layers if experts is None else experts.is_sparse
-    seen: Counter[tuple[int, bool]] = Counter()
+    sparse = (False,) * normal.num_layers if experts is None else experts.is_sparse
+    chunks, rotates = normal.layer_chunks, normal.layer_rotates
+    kinds = zip(sparse, normal.layer_windows, chunks or sparse, rotates or sparse, strict=True)
+    seen: Counter[tuple[object, ...]] = Counter()
     kept = []
-    for layer, kind in enumerate(zip(normal.layer_windows, sparse, strict=True)):
+    for layer, kind in enumerate(kinds):
         seen[kind] += 1
         if seen[kind] <= 2:
             kept.append(layer)
@@ -158,6 +160,8 @@ def few_layers(normal: NormalConfig) -> NormalConfig:
         normal,
         num_layers=len(kept),
         layer_windows=tuple(normal.layer_windows[layer] for layer in kept),
+        layer_chunks=tuple(chunks[layer] for layer in kept if chunks),
+        layer_rotates=tuple(rotates[layer] for layer in kept if rotates),
         experts=experts and replace(experts, is_sparse=tuple(sparse[layer] for layer in kept)),
     )
 
