@@ -50,7 +50,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 PROGRAM = """
 import json, sys
 import torch
-import octavo.worker.build_kernels as b
+import octavo.worker.kernel_jobs as b
 
 orders = json.load(sys.stdin)
 found = {}

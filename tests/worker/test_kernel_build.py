@@ -96,7 +96,7 @@ def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatc
     options = make_engine_config({"model": "", "max_num_seqs": 32, "max_num_batched_tokens": 512})
     order = {"config": asdict(options), "raw_config": QWEN3, "device": asdict(CARD), "capability": [9, 0]}
     program = (
-        "import sys, octavo.worker.build_kernels as b\n"
+        "import sys, octavo.worker.kernel_jobs as b\n"
         "order = b.Order.read(sys.stdin.read()); assert order\n"
         "needed, rest = b.rounds_of_jobs(order)\n"
         "needed[0]()\nprint(len(needed), len(rest))\n"
@@ -120,7 +120,7 @@ def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatc
 
 
 def test_layers_of_every_kind_are_kept() -> None:
-    from octavo.worker.build_kernels import few_layers  # imports torch
+    from octavo.worker.kernel_jobs import few_layers  # imports torch
 
     layers = {**QWEN3, "num_hidden_layers": 6, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}
     normal = normalize_config(layers)

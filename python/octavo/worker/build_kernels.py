@@ -1,5 +1,5 @@
-"""The process that kernel_build.py starts: finds out which kernels a model's steps launch, by running them over tensors
-without memory, and compiles those in forked processes. It never touches the device.
+"""The process that kernel_build.py starts: compiles the kernels of a model's steps (kernel_jobs.py) in forked
+processes. It never touches the device.
 
 Reads an order (JSON) from stdin. Writes the number of kernels that an engine needs to start, then the number of every
 kernel that is done, a line each; those that the start needs have the lowest numbers.
@@ -7,233 +7,21 @@ kernel that is done, a line each; those that the start needs have the lowest num
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from octavo.attention.base import ForwardContext, make_backend
-from octavo.config import ENGINE_SECTIONS, EngineConfig
-from octavo.kernels.reference.last_rows import SampledInputs
-from octavo.kernels.triton import handles
-from octavo.kernels.triton.target import compile_for
-from octavo.models.base import CausalLM
-from octavo.models.config import NormalConfig, normalize_config
-from octavo.models.registry import build_model, is_native
-from octavo.sampling.sampler import Sampler
-from octavo.worker.batch import StepArrays
-from octavo.worker.device import DeviceFacts
+from octavo.worker import triton_files
 from octavo.worker.kernel_build import MAX_PROCESSES
-from octavo.worker.kv_cache import DTYPES
-from octavo.worker.memory import rows_at_a_time
-from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization
-from octavo.worker.slots import Slots
-from octavo.worker.step_kernels import StepKernels
-from octavo.worker.step_kinds import StepKind, decode_kinds, graph_kinds, mixed_kinds
 
-META = torch.device("meta")
+if TYPE_CHECKING:
+    from octavo.worker.kernel_jobs import Job
+
 NICE = 10
 NUM_BYTES = 2
 """Of a job's number in the pipe that the processes read."""
-
-
-Job = Callable[[], Any]
-
-
-class Collector(Executor):
-    """Takes what Triton wants compiled, and leaves it for later."""
-
-    def __init__(self) -> None:
-        self._jobs: list[Job] = []
-
-    def take(self) -> list[Job]:
-        """What came since the last call."""
-        jobs, self._jobs = self._jobs, []
-        return jobs
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self._jobs.append(lambda: fn(*args, **kwargs))
-        done: Future[Any] = Future()
-        done.set_result(None)
-        return done
-
-
-@dataclass(frozen=True, slots=True)
-class MetaSteps:
-    """Runs steps of a model over tensors without memory."""
-
-    model: CausalLM
-    kernels: StepKernels
-    slots: Slots
-    kv_cache: list[Tensor]
-    limits: Limits
-    width: int
-    dtype: torch.dtype
-
-    @classmethod
-    def make(cls, config: EngineConfig, normal: NormalConfig, quantization: str) -> MetaSteps:
-        """For a resolved config."""
-        limits, dtype = limits_of(config), DTYPES[config.model.dtype]
-        max_model_len = longest(config, normal)
-        model = build_model(
-            normal,
-            dtype=dtype,
-            device=META,
-            max_model_len=max_model_len,
-            decode_kernels=config.execution.decode_kernels,
-            quantization=quantization,
-            deterministic=config.execution.deterministic,
-        )
-        model.set_attention_backend(make_backend("triton", deterministic=config.execution.deterministic))
-        stored = DTYPES[kv_dtype(config)]
-        kv_cache = [
-            torch.empty(spec.cache_shape(2, limits.block_size), dtype=stored, device=META)
-            for spec in model.attention_specs
-        ]
-        slots = Slots(limits.max_num_seqs, -(-max_model_len // limits.block_size), META)
-        return cls(model, StepKernels("triton", limits.block_size), slots, kv_cache, limits, normal.hidden_size, dtype)
-
-    def run(self, kind: StepKind) -> None:
-        """A step of a kind, from the arena to the rows that are sampled."""
-        arrays = StepArrays(
-            row_slot_r=ints(kind.num_rows),
-            query_start_r=ints(kind.num_rows + 1),
-            kv_len_r=ints(kind.num_rows),
-            token_id_t=ints(kind.num_tokens),
-            position_t=ints(kind.num_tokens),
-        )
-        tokens = self.kernels.prepare(arrays, self.slots)
-        ctx = ForwardContext(
-            kv_cache=self.kv_cache,
-            block_table_sb=self.slots.block_table_sb,
-            row_slot_r=arrays.row_slot_r,
-            query_start_r=arrays.query_start_r,
-            kv_len_r=arrays.kv_len_r,
-            position_t=tokens.position_t,
-            slot_mapping_t=tokens.slot_mapping_t,
-            block_size=self.limits.block_size,
-            num_rows=kind.num_rows,
-            num_decode_rows=kind.num_decode_rows,
-            num_tokens=kind.num_tokens,
-            max_query_len=kind.max_query_len,
-            max_kv_len=kind.max_kv_len,
-            num_decode_rows_1=ints(1) if kind.is_counted else None,
-        )
-        hidden_tm = self.model.forward(tokens.token_id_t, tokens.position_t, ctx)
-        fixed = SampledInputs(
-            torch.empty(kind.num_rows, self.width, dtype=self.dtype, device=META),
-            ints(kind.num_rows),
-            ints(kind.num_rows),
-        )
-        count = ints(1) if kind.is_counted else kind.num_rows
-        self.kernels.gather_last_rows(hidden_tm, arrays, fixed, count, self.slots.null_slot)
-        self.model.logits(fixed.hidden_sm)
-
-    def update_tables(self) -> None:
-        """What precedes a step: block table entries and copies."""
-        copies = ints(1, 2)
-        self.kernels.apply_updates(self.slots.block_table_sb, ints(1, 3), self.kv_cache, copies)
-
-
-def few_layers(normal: NormalConfig) -> NormalConfig:
-    """The model with two layers of each kind, the first ones: others launch the same kernels."""
-    experts = normal.experts
-    sparse = (False,) * normal.num_layers if experts is None else experts.is_sparse
-    chunks, rotates = normal.layer_chunks, normal.layer_rotates
-    kinds = zip(sparse, normal.layer_windows, chunks or sparse, rotates or sparse, strict=True)
-    seen: Counter[tuple[object, ...]] = Counter()
-    kept = []
-    for layer, kind in enumerate(kinds):
-        seen[kind] += 1
-        if seen[kind] <= 2:
-            kept.append(layer)
-    return replace(
-        normal,
-        num_layers=len(kept),
-        layer_windows=tuple(normal.layer_windows[layer] for layer in kept),
-        layer_chunks=tuple(chunks[layer] for layer in kept if chunks),
-        layer_rotates=tuple(rotates[layer] for layer in kept if rotates),
-        experts=experts and replace(experts, is_sparse=tuple(sparse[layer] for layer in kept)),
-    )
-
-
-def ints(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.int32, device=META)
-
-
-def longest(config: EngineConfig, normal: NormalConfig) -> int:
-    """The longest context, or (it depends on memory) the model's."""
-    length = config.model.max_model_len
-    return length if isinstance(length, int) else normal.max_position_embeddings
-
-
-@dataclass
-class Order:
-    """What stdin says."""
-
-    config: EngineConfig
-    normal: NormalConfig
-    quantization: str
-    device: DeviceFacts
-    capability: tuple[int, int]
-    limits: Limits = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.limits = limits_of(self.config)
-
-    @classmethod
-    def read(cls, text: str) -> Order | None:
-        """None: Octavo has no layers for the model."""
-        message = json.loads(text)
-        raw = message["raw_config"]
-        if not is_native(raw):
-            return None
-        sections = {name: ENGINE_SECTIONS[name](**values) for name, values in message["config"].items()}
-        device = DeviceFacts(**message["device"])
-        normal = normalize_config(raw, {})
-        config = resolve_config(EngineConfig(**sections), device, normal.max_position_embeddings)
-        quantization = resolve_quantization(config.model.quantization, normal, device, is_native=True)
-        major, minor = message["capability"]
-        return cls(config, normal, quantization if device.has_fp8 else "none", device, (major, minor))
-
-
-@torch.inference_mode()
-def rounds_of_jobs(order: Order) -> Iterator[list[Job]]:
-    """What the start needs, then the rest."""
-    compile_for(order.capability)
-    limits = order.limits
-    max_model_len, sizes = longest(order.config, order.normal), order.config.execution.cuda_graph_sizes
-    collector = Collector()
-    with handles.compiling(collector):
-        steps = MetaSteps.make(order.config, few_layers(order.normal), order.quantization)
-        steps.update_tables()
-        for kind in mixed_kinds(min(limits.max_num_seqs, limits.max_num_batched_tokens), max_model_len):
-            steps.run(kind)
-        for kind in decode_kinds(sizes[-1:], max_model_len)[-1:]:
-            steps.run(kind)
-        sampler = Sampler(
-            vocab_size=order.normal.vocab_size,
-            num_slots=limits.max_num_seqs,
-            device=META,
-            max_fused_rows=rows_at_a_time(order.device, order.normal.vocab_size, limits.max_num_seqs),
-        )
-        sampler.warm_up(limits=False)
-        yield collector.take()
-        sampler.warm_up(limits=True)
-        for kind in decode_kinds(sizes, max_model_len):
-            steps.run(kind)
-        for kind in graph_kinds(sizes, order.config.execution.prompt_graph_tokens or 0, max_model_len):
-            steps.run(kind)
-    yield collector.take()
 
 
 def start_processes(jobs: list[Job], first: int, processes: int) -> list[int]:
@@ -268,7 +56,11 @@ def say(number: int) -> None:
 
 
 def main() -> int:
+    hashed = triton_files.start_hash()
+    from octavo.worker.kernel_jobs import Order, rounds_of_jobs  # imports torch
+
     order = Order.read(sys.stdin.read())
+    hashed.join()
     if order is None:
         say(0)
         return 0

@@ -23,6 +23,7 @@ from typing import Any
 
 from octavo import envs
 from octavo.config import EngineConfig
+from octavo.worker import triton_files
 from octavo.worker.base import Progress
 from octavo.worker.device import DeviceFacts, physical_cores
 
@@ -76,6 +77,7 @@ def start(config: EngineConfig, raw_config: Mapping[str, Any]) -> KernelBuild:
     device = find_cuda()
     if device is None:
         return KernelBuild(None)
+    triton_files.start_hash()
     facts, capability = device
     # Where the weights are, and what they are, changes no kernel.
     model = replace(config.model, model="", tokenizer=None, revision=None, load_format="auto", seed=0)

@@ -166,6 +166,7 @@ class TorchRunner:
                 self._warm_up()
 
     def _warm_up(self) -> None:
+        self._load_products()
         if self._build is not None:
             self._build.wait(self._progress)
         self._compile_mixed_steps()
@@ -182,6 +183,12 @@ class TorchRunner:
         self._sampler.warm_up(limits=False)
         torch.cuda.synchronize()
         self._progress("graphs", 1.0)
+
+    def _load_products(self) -> None:
+        """Start cuBLAS, which takes a while, when there is nothing else to do: the kernels are being built."""
+        some = torch.zeros(256, 256, dtype=DTYPES[self.config.model.dtype], device=self._device)
+        torch.mm(some, some)
+        torch.cuda.synchronize()
 
     def _capture_ahead(self) -> Iterator[str]:
         """Capture the graphs that the start left out, over rows of the null slot, and the usual ways of sampling, one
