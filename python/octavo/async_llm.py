@@ -28,6 +28,7 @@ from octavo.protocol import (
     ClassificationOutput,
     EmbeddingOutput,
     ModelFacts,
+    PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
@@ -246,6 +247,14 @@ class AsyncLLM:
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """As `LLM.classify`. Errors also as for `pool`."""
         return await self._pooled(lambda facts, encoder: work.classes(facts, encoder, prompts, truncate_prompt_tokens))
+
+    async def encode(
+        self, prompts: Prompts, *, pooling_task: str | None = None, truncate_prompt_tokens: int | None = None
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """As `LLM.encode`. Errors also as for `pool`."""
+        return await self._pooled(
+            lambda facts, encoder: work.encoded(facts, encoder, prompts, pooling_task, truncate_prompt_tokens)
+        )
 
     async def _pooled(self, prepare: Callable[[ModelFacts, InputEncoder], Work[T]]) -> T:
         await self.start()

@@ -33,6 +33,7 @@ from octavo.pooling.work import Prompts, Texts, Work
 from octavo.protocol import (
     ClassificationOutput,
     EmbeddingOutput,
+    PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
@@ -201,6 +202,18 @@ class LLM:
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """The probabilities of the model's labels for each prompt. Otherwise as `embed`."""
         return self._pooled(lambda encoder: work.classes(self.facts, encoder, prompts, truncate_prompt_tokens))
+
+    def encode(
+        self, prompts: Prompts, *, pooling_task: str | None = None, truncate_prompt_tokens: int | None = None
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The numbers that the model makes of each prompt, in `outputs.data`; otherwise as `embed` and `classify`.
+
+        `pooling_task` is "embed", "classify" or "score"; by default what the model is for. A text's token ids are not
+        made here, but by `tokenizer`.
+        """
+        return self._pooled(
+            lambda encoder: work.encoded(self.facts, encoder, prompts, pooling_task, truncate_prompt_tokens)
+        )
 
     def _pooled(self, prepare: Callable[[InputEncoder], Work[T]]) -> T:
         check_pools(self.facts)

@@ -90,6 +90,13 @@ class ScoringOutput:
 
 
 @dataclass(slots=True)
+class PoolingOutput:
+    """The numbers of a text: its vector, or its labels' probabilities."""
+
+    data: list[float]
+
+
+@dataclass(slots=True)
 class PoolingRequestOutput(Generic[T]):
     """What a model that does not generate made of one text."""
 

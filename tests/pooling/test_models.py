@@ -112,7 +112,14 @@ def test_classifiers(tmp_path: Path, family: str, num_labels: int) -> None:
     with LLM(str(tmp_path), device="cpu") as llm:
         assert llm.facts.task == ("score" if num_labels == 1 else "classify")
         outputs = llm.classify(TEXTS)
+        numbers = llm.encode(TEXTS, pooling_task="classify")
+        assert [each.outputs.data for each in llm.encode(TEXTS)] == [each.outputs.data for each in numbers]
+        with pytest.raises(RequestError, match="this one's task is"):
+            llm.encode(TEXTS, pooling_task="embed")
+        with pytest.raises(RequestError, match="pooling_task must be one of embed, classify, score"):
+            llm.encode(TEXTS, pooling_task="token_embed")
     np.testing.assert_allclose([each.outputs.probs for each in outputs], torch.stack(wanted).numpy(), atol=1e-5)
+    np.testing.assert_allclose([each.outputs.data for each in numbers], torch.stack(wanted).numpy(), atol=1e-5)
     assert [each.outputs.label for each in outputs] == [f"LABEL_{int(each.argmax())}" for each in wanted]
 
 

@@ -152,6 +152,14 @@ async def test_parse(openai_client: openai.AsyncOpenAI, scripted: Scripted) -> N
     assert answer.text.format.type == "json_schema"  # type: ignore[union-attr]
 
 
+async def test_include_names_what_there_is(openai_client: openai.AsyncOpenAI, scripted: Scripted) -> None:
+    scripted.say(text("c"))
+    assert (await create(openai_client, include=["file_search_call.results"])).output_text == "c"
+    with pytest.raises(openai.BadRequestError, match=r"include can't name 'reasoning\.all'") as caught:
+        await create(openai_client, include=["reasoning.all"])
+    assert caught.value.param == "include"
+
+
 async def test_logprobs(openai_client: openai.AsyncOpenAI, scripted: Scripted) -> None:
     rows = [(2, [(66, -1.5), (65, -0.5)])]
     scripted.say([ContentDelta(0, "c", rows, [66]), TurnEnd(0, "stop")])

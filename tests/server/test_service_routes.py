@@ -108,6 +108,12 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
         assert line in text.splitlines(), line
 
 
+async def test_a_slash_too_many_is_no_matter(client: httpx.AsyncClient) -> None:
+    for path in ("/v1/models", "/health", "/version"):
+        answer = await client.get(path + "/", follow_redirects=True)
+        assert (answer.status_code, answer.content) == (200, (await client.get(path)).content)
+
+
 async def test_metrics_of_a_busy_engine_are_the_newest_known(client: httpx.AsyncClient, llm: FakeLLM) -> None:
     llm.answers = False
     llm.stats = FakeStats(num_running=8)

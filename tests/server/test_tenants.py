@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,20 @@ async def test_a_rate_of_requests(client: httpx.AsyncClient, clock: Clock) -> No
     assert (await ask(client, "slow-key")).status_code == 200
     assert (await ask(client, "slow-key")).status_code == 429
     assert (await ask(client, "own-key")).status_code == 200
+
+
+async def test_anthropic_callers_are_told_in_their_words(client: httpx.AsyncClient, clock: Clock) -> None:
+    body = {"model": "tiny", "max_tokens": 3, "messages": HI}
+    before = datetime.now(UTC).replace(microsecond=0)
+    slow, thrifty = [
+        await client.post("/v1/messages", json=body, headers={"x-api-key": key}) for key in ("slow-key", "thrifty-key")
+    ]
+    assert slow.headers["anthropic-ratelimit-requests-limit"] == "2"
+    assert slow.headers["anthropic-ratelimit-requests-remaining"] == "1"
+    reset = datetime.fromisoformat(slow.headers["anthropic-ratelimit-requests-reset"])
+    assert 30 <= (reset - before).total_seconds() <= 35
+    assert thrifty.headers["anthropic-ratelimit-tokens-limit"] == "20"
+    assert not [name for answer in (slow, thrifty) for name in answer.headers if name.startswith("x-ratelimit")]
 
 
 async def test_questions_about_the_server_are_not_counted(client: httpx.AsyncClient) -> None:

@@ -16,6 +16,7 @@ from octavo.protocol import (
     EmbeddingOutput,
     ModelFacts,
     PoolingFacts,
+    PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
 )
@@ -130,6 +131,27 @@ def classes(
         probs = activate(rows, pooling.activation)
         made = [ClassificationOutput(row.tolist(), pooling.labels[int(row.argmax())]) for row in probs]
         return _outputs(inputs, made)
+
+    return Work(inputs, finish)
+
+
+# Task of `LLM.encode` -> tasks of models that do it.
+ENCODE_TASKS = {"embed": ("embed",), "classify": ("classify", "score"), "score": ("score",)}
+
+
+def encoded(
+    facts: ModelFacts, encoder: InputEncoder, prompts: Prompts, pooling_task: str | None, truncate: int | None
+) -> Work[list[PoolingRequestOutput[PoolingOutput]]]:
+    """For `LLM.encode`."""
+    task = facts.task if pooling_task is None else pooling_task
+    if task not in ENCODE_TASKS:
+        raise RequestError(f"pooling_task must be one of {', '.join(ENCODE_TASKS)}, got {task!r}", "pooling_task")
+    pooling = pooling_of(facts, *ENCODE_TASKS[task])
+    inputs = encoder.encode(_prompt_list(prompts), truncate=truncate, param="prompts")
+
+    def finish(rows: Rows) -> list[PoolingRequestOutput[PoolingOutput]]:
+        numbers = rows if task == "embed" else activate(rows, pooling.activation)
+        return _outputs(inputs, [PoolingOutput(row) for row in numbers.tolist()])
 
     return Work(inputs, finish)
 

@@ -82,7 +82,7 @@ class Gate:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                limits = caller.tenant.headers() if counts else []
+                limits = caller.tenant.headers(anthropic=is_anthropic(scope)) if counts else []
                 message["headers"] = [*message.get("headers", ()), *extra, *limits, *caller.timing_headers()]
                 self._metrics.count_response(self._labels.get(scope.get("endpoint"), "other"), message["status"])
             await send(message)

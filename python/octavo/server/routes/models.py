@@ -34,6 +34,8 @@ async def list_models(request: Request) -> JSONResponse:
 async def get_model(request: Request) -> JSONResponse:
     """One served name; 404 for another."""
     context = ServerContext.of(request)
+    if not request.path_params["name"]:
+        return await list_models(request)  # other paths with a slash too many are redirected
     context.check_ready()
     name = context.check_model(request.path_params["name"])
     return JSONResponse(_card(context, name))

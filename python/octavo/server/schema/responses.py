@@ -20,6 +20,17 @@ from octavo.structured_outputs import StructuredOutputs
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED_REASONING = "reasoning.encrypted_content"
+# What `include` may name; those of tools that are not here add nothing.
+INCLUDES = (
+    LOGPROBS,
+    SEALED_REASONING,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 # OpenAI's effort -> the effort of templates.
 EFFORTS = {
     **{name: name for name in ("none", "minimal", "low", "medium", "high")},
@@ -140,6 +151,9 @@ def parse_responses(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tup
 def _check(wanted: ResponsesRequest) -> None:
     if not wanted.input:
         raise RequestError("input must not be empty", param="input")
+    for name in wanted.include or ():
+        if name not in INCLUDES:
+            raise RequestError(f"include can't name {name!r}; it takes {', '.join(INCLUDES)}", param="include")
     if wanted.truncation not in ("auto", "disabled"):
         raise RequestError("truncation must be auto or disabled", param="truncation")
     if wanted.reasoning is not None and wanted.reasoning.effort and wanted.reasoning.effort not in EFFORTS:

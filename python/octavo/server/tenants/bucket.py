@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 
 class Bucket:
@@ -36,10 +37,14 @@ class Bucket:
 
     def headers(self, what: str) -> list[tuple[bytes, bytes]]:
         """The limit, what is left and when it is full again, as OpenAI's `x-ratelimit-*` headers."""
-        left = max(0, math.floor(self.level))
-        values = {
-            "limit": str(self.per_minute),
-            "remaining": str(left),
-            "reset": f"{self.wait_s(self.per_minute):.3f}s",
-        }
+        values = {**self._values(), "reset": f"{self.wait_s(self.per_minute):.3f}s"}
         return [(f"x-ratelimit-{name}-{what}".encode(), value.encode()) for name, value in values.items()]
+
+    def anthropic_headers(self, what: str) -> list[tuple[bytes, bytes]]:
+        """The same as Anthropic's `anthropic-ratelimit-*` headers, which give a time in RFC 3339."""
+        full = datetime.now(UTC) + timedelta(seconds=self.wait_s(self.per_minute))
+        values = {**self._values(), "reset": full.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        return [(f"anthropic-ratelimit-{what}-{name}".encode(), value.encode()) for name, value in values.items()]
+
+    def _values(self) -> dict[str, str]:
+        return {"limit": str(self.per_minute), "remaining": str(max(0, math.floor(self.level)))}

@@ -111,7 +111,10 @@ class Tenant:
         if self.tokens is not None:
             self.tokens.take(num_tokens)
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """What is left, as OpenAI tells it."""
-        requests = [] if self.requests is None else self.requests.headers("requests")
-        return requests if self.tokens is None else [*requests, *self.tokens.headers("tokens")]
+    def headers(self, *, anthropic: bool = False) -> list[tuple[bytes, bytes]]:
+        """What is left, as OpenAI or Anthropic tells it."""
+        told: list[tuple[bytes, bytes]] = []
+        for what, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                told += bucket.anthropic_headers(what) if anthropic else bucket.headers(what)
+        return told
