@@ -136,6 +136,15 @@ class Device:
                 max_num_batched_tokens=8192,
                 max_model_len=num_steps + 64,
                 vocab_size=vocab_size,
+                max_queued_requests=1 << 20,
+                max_queued_tokens=1 << 30,
+                policy="fcfs",
+                enable_prefix_caching=False,
+                long_prefill_token_threshold=0,
+                max_itl_ms=0.0,
+                depth=1,
+                max_logprobs=0,
+                hash_seed=1,
             )
         )
         layout, self.out = self.core.arena_layout, self.core.output_layout
