@@ -12,14 +12,14 @@ from octavo.errors import ModelError
 from octavo.layers.activation import ACTIVATIONS, GatedActivation
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import NormSpec, RMSNorm
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_norm_rounds_like_transformers(dtype: torch.dtype) -> None:
-    norm, reference = RMSNorm(48, 1e-5, dtype=dtype, device=CPU), LlamaRMSNorm(48, eps=1e-5).to(dtype)
+    norm, reference = RMSNorm(48, NormSpec(1e-5), dtype=dtype, device=CPU), LlamaRMSNorm(48, eps=1e-5).to(dtype)
     weight = torch.randn(48).to(dtype)
     norm.weight.copy_(weight)
     reference.weight.data.copy_(weight)
@@ -34,7 +34,7 @@ def test_norm_rounds_like_transformers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shifted_norm_rounds_like_transformers(dtype: torch.dtype) -> None:
     """Gemma's weights are small numbers, which 1 + w in bfloat16 would lose."""
-    norm = RMSNorm(48, 1e-5, dtype=dtype, device=CPU, shift=1.0)
+    norm = RMSNorm(48, NormSpec(1e-5, shift=1.0), dtype=dtype, device=CPU)
     reference = Gemma2RMSNorm(48, eps=1e-5).to(dtype)
     weight = torch.randn(48).mul(0.01).to(dtype)
     norm.slots("norm")["norm.weight"].copy_(weight)

@@ -177,7 +177,7 @@ def test_native_models_do_without_transformers() -> None:
 
 ROW_BY_ROW: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention not routed": ("Bloom", {}, "0 of 3 layers"),
-    "attention by a table of classes": ("Falcon", {}, "its attention can't be replaced"),
+    "attention by a table of classes": ("Falcon", {"alibi": True}, "its attention can't be replaced"),
     "bias on scores": ("Mpt", {"n_layers": 3, "n_heads": 4, "d_model": 64}, "MptForCausalLM"),
     "state space": ("Mamba2", {"num_heads": 8, "head_dim": 16}, "convolutions over tokens"),
 }

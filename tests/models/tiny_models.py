@@ -77,6 +77,7 @@ MLA = {
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
 }
+FALCON = {"num_kv_heads": 2, "ffn_hidden_size": 96}
 DEEPSEEK_ROPE = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.8}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -228,13 +229,82 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "llama4": (
+        "Llama4",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 80,
+            "attention_chunk_size": 13,
+            "no_rope_layer_interval": 3,
+            "floor_scale": 10,
+            "attn_scale": 0.5,
+        },
+    ),
+    "llama4-some-experts": (
+        "Llama4",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 80,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "no_rope_layers": [1, 0, 1],
+            "attention_bias": True,
+        },
+    ),
+    "granite-moe": (
+        "GraniteMoe",
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "residual_multiplier": 0.4, "attention_multiplier": 0.3},
+    ),
+    "granite-moe-shared": (
+        "GraniteMoeShared",
+        {"num_local_experts": 8, "shared_intermediate_size": 48, "logits_scaling": 3.0, "embedding_multiplier": 2.0},
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
+    "olmo": ("Olmo", {}),
+    "ernie": ("Ernie4_5", {"head_dim": 24}),
+    "ernie-biases": ("Ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
+    "ernie-moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
+    ),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 24,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000.0},
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1",
+        {"head_dim": 16, "num_experts": 8, "moe_topk": [3, 3, 3], "attention_bias": True},
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 24}),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone4-window": (
+        "Exaone4",
+        {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "arcee": ("Arcee", {}),
+    "nemotron": ("Nemotron", {"mlp_bias": True}),
+    "phi": ("Phi", {}),
+    "falcon": ("Falcon", {**FALCON, "bias": True}),
+    "falcon-serial": (
+        "Falcon",
+        {**FALCON, "multi_query": False, "num_kv_heads": 4, "num_key_value_heads": 4, "parallel_attn": False},
+    ),
+    "falcon-new": ("Falcon", {**FALCON, "new_decoder_architecture": True, "tie_word_embeddings": False}),
+    "falcon-one-norm": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
 
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
 
 NATIVE_PREFIXES = (
     "Llama",
@@ -264,6 +334,22 @@ NATIVE_PREFIXES = (
     "DeepseekV3",
     "Glm4Moe",
     "Dots1",
+    "Llama4",
+    "GraniteMoe",
+    "GraniteMoeShared",
+    "Olmoe",
+    "Olmo",
+    "Ernie4_5",
+    "Ernie4_5_Moe",
+    "HunYuanDenseV1",
+    "HunYuanMoEV1",
+    "SeedOss",
+    "Exaone4",
+    "Arcee",
+    "Nemotron",
+    "Phi",
+    "Falcon",
+    "GPTNeoX",
 )
 
 

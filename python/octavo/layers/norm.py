@@ -24,7 +24,9 @@ class NormSpec:
     has_bias: bool = False
     """Of "layer"."""
     shift: float = 0.0
-    """Of "rms": what a checkpoint's weights lack."""
+    """What a checkpoint's weights lack."""
+    has_weight: bool = True
+    """Otherwise it only normalizes: a checkpoint has nothing of it."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -42,13 +44,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 class RMSNorm(nn.Module):
     """RMS norm with a learned weight [dim]. Kernels may take the place of `norm` and `add` (fused/joins.py)."""
 
-    def __init__(self, dim: int, eps: float, *, dtype: torch.dtype, device: torch.device, shift: float = 0.0) -> None:
+    def __init__(self, dim: int, spec: NormSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.eps, self.shift = eps, shift
+        self.eps, self.shift, self.has_weight = spec.eps, spec.shift, spec.has_weight
         self.norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
         self.add: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
-        dtype = torch.float32 if shift else dtype  # 1 + w of a small w would lose w's digits
-        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype, device=device), requires_grad=False)
+        dtype = torch.float32 if spec.shift else dtype  # 1 + w of a small w would lose w's digits
+        self.weight = nn.Parameter(torch.ones(dim, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the last dim."""
@@ -60,7 +62,7 @@ class RMSNorm(nn.Module):
 
     def slots(self, name: str) -> dict[str, Tensor]:
         """Where the tensors of a checkpoint's norm `name` go."""
-        return {f"{name}.weight": self.weight}
+        return {f"{name}.weight": self.weight} if self.has_weight else {}
 
     def finish(self) -> None:
         """Once, when the slots are filled."""
@@ -71,12 +73,12 @@ class RMSNorm(nn.Module):
 class LayerNorm(nn.Module):
     """(x - mean) / deviation * weight + bias [dim]; the same calls as `RMSNorm`'s."""
 
-    def __init__(self, dim: int, eps: float, *, has_bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dim: int, spec: NormSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype, device=device), requires_grad=False)
+        self.eps, self.shift, self.has_weight = spec.eps, spec.shift, spec.has_weight
+        self.weight = nn.Parameter(torch.ones(dim, dtype=dtype, device=device), requires_grad=False)
         self.bias: nn.Parameter | None = None
-        if has_bias:
+        if spec.has_bias:
             self.bias = nn.Parameter(torch.empty(dim, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,10 +92,15 @@ class LayerNorm(nn.Module):
 
     def slots(self, name: str) -> dict[str, Tensor]:
         """Where the tensors of a checkpoint's norm `name` go."""
-        found: dict[str, Tensor] = {f"{name}.weight": self.weight}
+        found: dict[str, Tensor] = {f"{name}.weight": self.weight} if self.has_weight else {}
         if self.bias is not None:
             found[f"{name}.bias"] = self.bias
         return found
+
+    def finish(self) -> None:
+        """Once, when the slots are filled."""
+        if self.shift:
+            self.weight.add_(self.shift)
 
 
 class NoNorm(nn.Module):
@@ -118,6 +125,4 @@ Norm = RMSNorm | LayerNorm | NoNorm
 
 def make_norm(spec: NormSpec, dim: int, *, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
     """Of a kind, over `dim`."""
-    if spec.kind == "layer":
-        return LayerNorm(dim, spec.eps, has_bias=spec.has_bias, dtype=dtype, device=device)
-    return RMSNorm(dim, spec.eps, dtype=dtype, device=device, shift=spec.shift)
+    return (LayerNorm if spec.kind == "layer" else RMSNorm)(dim, spec, dtype=dtype, device=device)

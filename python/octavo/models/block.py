@@ -19,7 +19,7 @@ from octavo.layers.linear import Choice, Linear
 from octavo.layers.moe import SparseMLP
 from octavo.layers.norm import NoNorm, Norm, RMSNorm, make_norm
 from octavo.layers.rotary import Rotary
-from octavo.models.family import BlockSpec, Names
+from octavo.models.family import BlockSpec, Names, Temperature
 from octavo.models.latent import LatentAttention
 from octavo.models.mlp import GatedMLP, make_mlp, weights_of
 
@@ -57,7 +57,8 @@ class SelfAttention(nn.Module):
         if spec.qk_norm != "none":
             for name, size in ("q_norm", q_size), ("k_norm", kv_size):
                 dim = size if self.norms_all else head_dim
-                setattr(self, name, make_norm(spec.norm, dim, dtype=dtype, device=device))
+                setattr(self, name, make_norm(spec.qk_norm_spec or spec.norm, dim, dtype=dtype, device=device))
+        self.norms_rotated, self.temperature = spec.norms_rotated, spec.temperature
         self.rotary = rotary
         sink_h: nn.Parameter | None = None
         if spec.has_sinks:
@@ -80,12 +81,26 @@ class SelfAttention(nn.Module):
         if self.norms_all and self.q_norm is not None and self.k_norm is not None:
             parts = self.q_norm(parts[0]), self.k_norm(parts[1]), parts[2]
         q_thd, k_tgd, v_tgd = (torch.unflatten(part_to, -1, (-1, self.shape.head_dim)) for part_to in parts)
-        if not self.norms_all and self.q_norm is not None and self.k_norm is not None:
-            q_thd, k_tgd = self.q_norm(q_thd), self.k_norm(k_tgd)
+        has_norms = not self.norms_all and self.q_norm is not None and self.k_norm is not None
+        if has_norms and not self.norms_rotated:
+            q_thd, k_tgd = self._normed(q_thd, k_tgd)
         if self.rotary is not None and cos_sin_tr is not None:
             q_thd, k_tgd = self.rotary(q_thd, k_tgd, cos_sin_tr)
+        if has_norms and self.norms_rotated:
+            q_thd, k_tgd = self._normed(q_thd, k_tgd)
+        if self.temperature is not None:
+            q_thd = self._grown(q_thd, ctx.position_t, self.temperature)
         out_thd: Tensor = self.attention(q_thd, k_tgd, v_tgd, ctx)
         return out_thd.flatten(1)
+
+    def _normed(self, q_thd: Tensor, k_tgd: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        return self.q_norm(q_thd), self.k_norm(k_tgd)
+
+    def _grown(self, q_thd: Tensor, position_t: Tensor, temperature: Temperature) -> Tensor:
+        steps_t = torch.floor((position_t.float() + 1.0) / temperature.floor)
+        return (q_thd * (torch.log1p(steps_t) * temperature.scale + 1.0)[:, None, None]).to(q_thd.dtype)
 
     def slots(self, names: Names) -> dict[str, Tensor]:
         """Checkpoint names below the layer's prefix."""
@@ -115,12 +130,13 @@ class DecoderBlock(nn.Module):
             return make_norm(spec.norm, spec.hidden_size, dtype=dtype, device=device) if is_there else NoNorm()
 
         self.names = names
-        self.is_parallel, self.residual_scale = spec.is_parallel, spec.residual_scale
+        self.is_parallel, self.has_own_norm = spec.is_parallel, spec.has_own_norm
+        self.residual_scale = spec.residual_scale
         self.input_norm = norm(spec.norms_before)
         make = SelfAttention if spec.latent is None else LatentAttention
         self.attention: SelfAttention | LatentAttention = make(spec, names, rotary, choose, dtype, device)
         self.attention_out_norm = norm(spec.norms_after)
-        self.mlp_norm = norm(spec.norms_before and not spec.is_parallel)
+        self.mlp_norm = norm(spec.norms_before and (spec.has_own_norm or not spec.is_parallel))
         self.mlp = make_mlp(spec, names, choose, dtype, device)
         self.mlp_out_norm = norm(spec.norms_after)
 
@@ -134,6 +150,8 @@ class DecoderBlock(nn.Module):
             hidden_tm, residual_tm = self.input_norm.add_norm(hidden_tm, residual_tm)
         attended_tm = self.attention_out_norm(self.attention(hidden_tm, cos_sin_tr, ctx))
         if self.is_parallel:
+            if self.has_own_norm:
+                hidden_tm = self.mlp_norm(residual_tm)
             return self._scaled(attended_tm + self.mlp_out_norm(self.mlp(hidden_tm))), residual_tm
         hidden_tm, residual_tm = self.mlp_norm.add_norm(self._scaled(attended_tm), residual_tm)
         return self._scaled(self.mlp_out_norm(self.mlp(hidden_tm))), residual_tm

@@ -107,7 +107,7 @@ DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "flo
 LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 """Whose attention is of latents."""
 
-UNSUPPORTED_LAYER_TYPES = ("chunked_attention", "linear_attention", "recurrent", "mamba")
+UNSUPPORTED_LAYER_TYPES = ("linear_attention", "recurrent", "mamba")
 
 
 def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> NormalConfig:
@@ -122,6 +122,7 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
     kv_heads, head_dim, value_dim = _heads(reader, hidden, heads)
     max_position = reader.integer("max_position_embeddings", 2048)
     attention_bias = bool(reader.get("attention_bias", False))
+    rotates = _layer_rotates(reader, layers)
     family = reader.model_type
     return NormalConfig(
         architecture=architecture_of(raw),
@@ -134,7 +135,8 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=value_dim,
-        layer_rotates=_layer_rotates(reader, layers),
+        layer_rotates=rotates,
+        layer_chunks=_layer_chunks(reader, rotates),
         max_position_embeddings=max_position,
         norm_eps=reader.number("norm_eps"),
         hidden_act=str(reader.get("hidden_act")),
@@ -282,6 +284,16 @@ def _layer_rotates(reader: Reader, layers: int) -> tuple[bool, ...]:
     if not isinstance(rotates, list) or len(rotates) != layers:
         raise ModelError(f"config.json: no_rope_layers is {rotates!r}, not a list of {layers} numbers")
     return tuple(map(bool, rotates))
+
+
+def _layer_chunks(reader: Reader, rotates: tuple[bool, ...]) -> tuple[int, ...]:
+    """Of Llama 4: layers that rotate attend within chunks, unless `layer_types` says otherwise."""
+    if not reader.get("attention_chunk_size"):
+        return ()
+    chunk, types = reader.integer("attention_chunk_size"), reader.raw.get("layer_types")
+    if isinstance(types, list) and len(types) == len(rotates):
+        return tuple(chunk if kind == "chunked_attention" else 0 for kind in types)
+    return tuple(chunk if is_rotated else 0 for is_rotated in rotates)
 
 
 def _window_rule(reader: Reader) -> Callable[[int], bool]:

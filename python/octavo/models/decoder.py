@@ -24,7 +24,7 @@ from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.layers.invariant import invariant_logits, invariant_scores
 from octavo.layers.linear import Choice, dense
 from octavo.layers.moe import ExpertsSpec, Merged, SparseMLP
-from octavo.layers.norm import RMSNorm, make_norm
+from octavo.layers.norm import LayerNorm, RMSNorm, make_norm
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary
 from octavo.models.block import DecoderBlock, SelfAttention
@@ -91,6 +91,12 @@ class Decoder(nn.Module):
             self.embed if self.is_tied else Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         )
 
+        self.head_bias: nn.Parameter | None = None
+        if family.has_head_bias(config):
+            self.head_bias = nn.Parameter(
+                torch.empty(config.vocab_size, dtype=dtype, device=device), requires_grad=False
+            )
+
         shape = self._shape(config, specs, scales, dtype)
         self.decode_kernels = None if deterministic else self._decode_kernels(decode_kernels, shape, device)
         if deterministic:
@@ -106,6 +112,7 @@ class Decoder(nn.Module):
         linears = linears_of(self)
         extras = [name for spec in specs for name in spec.extras()]
         extras += ["layers with different rotations"] if len(set(self.layer_rotaries)) > 1 else []
+        extras += ["bias of logits"] if self.head_bias is not None else []
         extras += ["scaled embeddings or logits"] if scales != Scales() else []
         return DecoderShape(
             hidden_size=config.hidden_size,
@@ -163,6 +170,8 @@ class Decoder(nn.Module):
             if (
                 isinstance(layer, SelfAttention)
                 and layer.rotary is not None
+                and not layer.norms_rotated
+                and layer.temperature is None
                 and QkvAttention.fits(layer.attention, layer.q_norm, layer.rotary)
             ):
                 layer.fused = QkvAttention(
@@ -216,6 +225,8 @@ class Decoder(nn.Module):
         if self.decode_kernels is not None and self.decode_kernels.accepts_logits(hidden_sm):
             return self.decode_kernels.logits(hidden_sm)
         logits_sv = self.head.logits(hidden_sm)
+        if self.head_bias is not None:
+            logits_sv = logits_sv + self.head_bias
         if self.logit_scale != 1.0:
             logits_sv = logits_sv * self.logit_scale
         return torch.tanh(logits_sv / self.logit_cap) * self.logit_cap if self.logit_cap else logits_sv
@@ -237,8 +248,10 @@ class Decoder(nn.Module):
             tied = {f"{names.head}.weight": f"{names.embed}.weight"}
         else:
             slots[f"{names.head}.weight"] = self.head.weight
+        if self.head_bias is not None:
+            slots[f"{names.head}.bias"] = self.head_bias
         load_strict(slots, tied, as_kept(self.convert(tensors), slots, self.quantization), merged)
         finish_linears(self)
         for module in self.modules():
-            if isinstance(module, RMSNorm):
+            if isinstance(module, RMSNorm | LayerNorm):
                 module.finish()

@@ -10,15 +10,21 @@ from octavo.errors import ModelError
 from octavo.models.config_reader import Reader
 
 FAMILIES = (
-    "qwen2_moe",
-    "qwen3_moe",
-    "mixtral",
-    "gpt_oss",
     "deepseek_v2",
     "deepseek_v3",
-    "kimi_k2",
-    "glm4_moe",
     "dots1",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "gpt_oss",
+    "granitemoe",
+    "granitemoeshared",
+    "hunyuan_v1_moe",
+    "kimi_k2",
+    "llama4_text",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
 )
 """Whose experts are read into `NormalConfig.experts`."""
 
@@ -39,20 +45,33 @@ class ExpertsConfig:
 
 def read_experts(reader: Reader, layers: int) -> ExpertsConfig | None:
     """Layer i has experts if i + 1 is a multiple of `decoder_sparse_step`, i is not below `first_k_dense_replace`, and
-    `mlp_only_layers` does not name it. None for families without experts."""
+    `mlp_only_layers` does not name it; or `moe_layers` names it. None for families without experts."""
     if reader.model_type not in FAMILIES:
         return None
-    num_experts, top_k = reader.integer("num_experts"), reader.integer("num_experts_per_tok")
+    num_experts, top_k = _of_all_layers(reader, "num_experts"), _of_all_layers(reader, "num_experts_per_tok")
     if top_k > num_experts:
         raise ModelError(f"config.json: num_experts_per_tok {top_k} is more than there are experts ({num_experts})")
     dense = reader.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in dense):
         raise ModelError(f"config.json: mlp_only_layers is {dense!r}, not a list of layer numbers")
     step, first = reader.integer("decoder_sparse_step", 1), int(reader.number("first_k_dense_replace", 0))
+    sparse = reader.get("moe_layers")
+    is_sparse = (
+        (i in sparse if isinstance(sparse, list) else (i + 1) % step == 0 and i >= first and i not in dense)
+        for i in range(layers)
+    )
     return ExpertsConfig(
         num_experts=num_experts,
         top_k=top_k,
         intermediate_size=reader.integer("moe_intermediate_size", reader.integer("intermediate_size")),
         renormalize=bool(reader.get("norm_topk_prob")),
-        is_sparse=tuple((i + 1) % step == 0 and i >= first and i not in dense for i in range(layers)),
+        is_sparse=tuple(is_sparse),
     )
+
+
+def _of_all_layers(reader: Reader, name: str) -> int:
+    """A number, or a list with the same one for every layer."""
+    value = reader.get(name)
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        return Reader({**reader.raw, name: value[0]}).integer(name)
+    return reader.integer(name)

@@ -6,6 +6,7 @@ A family's file (llama.py, gemma2.py …) starts from `block_spec`, which is Lla
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,14 @@ from octavo.layers.moe import ExpertNames, ExpertsSpec, Routing
 from octavo.layers.norm import NormSpec
 from octavo.models.config import NormalConfig
 from octavo.models.description import rotary_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries at position p are multiplied by 1 + scale * log(1 + floor((p + 1) / floor)) (Llama 4)."""
+
+    floor: float
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +60,21 @@ class BlockSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: Literal["none", "head", "all"] = "none"
-    """RMS norm of q and of k before the rotation: none, over each head, or over all heads together."""
+    """Norm of q and of k: none, over each head, or over all heads together."""
+    qk_norm_spec: NormSpec | None = None
+    """Of those norms; None: they are as the block's."""
+    norms_rotated: bool = False
+    """Those norms are over heads, and come after the rotation instead of before."""
+    temperature: Temperature | None = None
+    """Queries grow with their position."""
     norms_before: bool = True
     """What attention and MLP read is normalized."""
     norms_after: bool = False
     """What they give is normalized before it is added to the residual."""
     is_parallel: bool = False
-    """Attention and MLP read the same norm, and are added together."""
+    """Attention and MLP read the same hidden states, and are added together."""
+    has_own_norm: bool = False
+    """Of a parallel block: the MLP reads a norm of its own; otherwise attention's."""
     residual_scale: float = 1.0
     """What attention and MLP give is multiplied by it before it is added."""
     is_gated: bool = True
@@ -80,6 +97,8 @@ class BlockSpec:
             "MLPs beside attention": self.is_parallel,
             "scaled residuals": self.residual_scale != 1.0,
             "norms over all heads": self.qk_norm == "all",
+            "norms of q and k of this kind": self.norms_rotated or self.qk_norm_spec is not None,
+            "queries that grow": self.temperature is not None,
             "MLPs without a gate": not self.is_gated,
             "an MLP beside the experts": self.experts is not None and self.shared_size > 0,
             "experts of this kind": self.experts is not None and not self.experts.is_plain,
@@ -152,6 +171,10 @@ def _no_scales(config: NormalConfig) -> Scales:
     return Scales()
 
 
+def _no_head_bias(config: NormalConfig) -> bool:
+    return False
+
+
 Tensors = Iterable[tuple[str, Tensor]]
 """Named tensors of a checkpoint."""
 
@@ -166,6 +189,21 @@ class Family:
     scales: Callable[[NormalConfig], Scales] = _no_scales
     convert: Callable[[NormalConfig, Tensors], Tensors] | None = None
     """The checkpoint's tensors -> those that `names` name; None: they are."""
+    has_head_bias: Callable[[NormalConfig], bool] = _no_head_bias
+    """Logits have a bias."""
+
+
+def renamed(*rules: tuple[str, str]) -> Callable[[NormalConfig, Tensors], Tensors]:
+    """A `Family.convert`: each rule is a regular expression, and what takes its place in a name."""
+    patterns = [(re.compile(pattern), new) for pattern, new in rules]
+
+    def convert(config: NormalConfig, tensors: Tensors) -> Tensors:
+        for name, tensor in tensors:
+            for pattern, new in patterns:
+                name = pattern.sub(new, name)
+            yield name, tensor
+
+    return convert
 
 
 def block_spec(config: NormalConfig, layer: int) -> BlockSpec:

@@ -9,7 +9,8 @@ from octavo.models.config_reader import Reader
 from octavo.models.family import BlockSpec, Family, Names, Scales, block_spec
 
 
-def _block(config: NormalConfig, layer: int) -> BlockSpec:
+def granite_block(config: NormalConfig, layer: int) -> BlockSpec:
+    """Of Granite 3; its mixtures of experts (granite_moe.py) start from it."""
     spec, reader = block_spec(config, layer), Reader(config.raw)
     return replace(
         spec,
@@ -21,11 +22,12 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     )
 
 
-def _scales(config: NormalConfig) -> Scales:
+def granite_scales(config: NormalConfig) -> Scales:
+    """Of all Granites."""
     reader = Reader(config.raw)
     return Scales(
         embedding=reader.number("embedding_multiplier", 1.0), logits=1.0 / reader.number("logits_scaling", 1.0)
     )
 
 
-FAMILY = Family(names=Names(), block=_block, scales=_scales)
+FAMILY = Family(names=Names(), block=granite_block, scales=granite_scales)

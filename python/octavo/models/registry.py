@@ -56,6 +56,22 @@ NATIVE = {
     "DeepseekV3ForCausalLM": "octavo.models.deepseek_v3:FAMILY",
     "Glm4MoeForCausalLM": "octavo.models.glm4_moe:FAMILY",
     "Dots1ForCausalLM": "octavo.models.dots1:FAMILY",
+    "Llama4ForCausalLM": "octavo.models.llama4:FAMILY",
+    "GraniteMoeForCausalLM": "octavo.models.granite_moe:FAMILY",
+    "GraniteMoeSharedForCausalLM": "octavo.models.granite_moe:FAMILY",
+    "OlmoeForCausalLM": "octavo.models.olmoe:FAMILY",
+    "OlmoForCausalLM": "octavo.models.olmo:FAMILY",
+    "Ernie4_5ForCausalLM": "octavo.models.ernie4_5:FAMILY",
+    "Ernie4_5_MoeForCausalLM": "octavo.models.ernie4_5_moe:FAMILY",
+    "HunYuanDenseV1ForCausalLM": "octavo.models.hunyuan:FAMILY",
+    "HunYuanMoEV1ForCausalLM": "octavo.models.hunyuan:FAMILY",
+    "SeedOssForCausalLM": "octavo.models.seed_oss:FAMILY",
+    "Exaone4ForCausalLM": "octavo.models.exaone4:FAMILY",
+    "ArceeForCausalLM": "octavo.models.arcee:FAMILY",
+    "NemotronForCausalLM": "octavo.models.nemotron:FAMILY",
+    "PhiForCausalLM": "octavo.models.phi:FAMILY",
+    "GPTNeoXForCausalLM": "octavo.models.gpt_neox:FAMILY",
+    "FalconForCausalLM": "octavo.models.falcon:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 
@@ -67,6 +83,10 @@ FOREIGN_OPTIONS = {
     "StableLmForCausalLM": ("qk_layernorm",),
     "DeepseekV2ForCausalLM": ("attention_bias",),
     "DeepseekV3ForCausalLM": ("attention_bias",),
+    "OlmoForCausalLM": ("clip_qkv",),
+    "OlmoeForCausalLM": ("clip_qkv",),
+    "FalconForCausalLM": ("alibi",),
+    "PhiForCausalLM": ("qk_layernorm",),
 }
 """Options of an architecture that its `Family` does not have."""
 

@@ -1,0 +1,16 @@
+"""Arcee (AFM 4.5B): Llama's block, an MLP of squared ReLUs without a gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo.models.config import NormalConfig
+from octavo.models.family import BlockSpec, Family, Names
+from octavo.models.llama import llama_block
+
+
+def _block(config: NormalConfig, layer: int) -> BlockSpec:
+    return replace(llama_block(config, layer), is_gated=False)
+
+
+FAMILY = Family(names=Names(), block=_block)

@@ -1,0 +1,18 @@
+"""EXAONE 4 (1.2B, 32B): OLMo 2's norms, over heads; where layers have windows, those without do not rotate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo.models.config import NormalConfig
+from octavo.models.family import BlockSpec, Family, block_spec
+from octavo.models.olmo2 import NAMES
+
+
+def _block(config: NormalConfig, layer: int) -> BlockSpec:
+    spec = replace(block_spec(config, layer), qk_norm="head", norms_before=False, norms_after=True)
+    has_windows = any(config.layer_windows)
+    return replace(spec, rope=None) if has_windows and not spec.attention.window else spec
+
+
+FAMILY = Family(names=NAMES, block=_block)

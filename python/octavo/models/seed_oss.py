@@ -1,0 +1,17 @@
+"""Seed-OSS (36B): Llama's block with biases of q, k and v."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo.models.config import NormalConfig
+from octavo.models.config_reader import Reader
+from octavo.models.family import BlockSpec, Family, Names
+from octavo.models.llama import llama_block
+
+
+def _block(config: NormalConfig, layer: int) -> BlockSpec:
+    return replace(llama_block(config, layer), o_bias=bool(Reader(config.raw).get("attention_out_bias")))
+
+
+FAMILY = Family(names=Names(), block=_block)
