@@ -14,11 +14,14 @@ from typing import Any, Self, TypeVar
 from octavo._core import EngineStats, Tokenizer
 from octavo.config import EngineConfig, make_engine_config
 from octavo.engine.client import EngineClient, Progress, State
-from octavo.engine.inputs import Prompt, make_encoder, split_prompt
+from octavo.engine.inputs import Prompt, make_encoder, prompt_images, split_prompt
 from octavo.engine.outputs import Mode, OutputBuilder, check_mode
 from octavo.engine.request import RequestFactory, recommended_params
 from octavo.engine.streams import Stream
-from octavo.errors import ConfigError, EngineDeadError
+from octavo.errors import ConfigError, EngineDeadError, RequestError
+from octavo.multimodal.inputs import ImageInputs
+from octavo.multimodal.parts import Found
+from octavo.multimodal.placed import NO_MEDIA, PlacedMedia
 from octavo.pooling import work
 from octavo.pooling.inputs import InputEncoder, PoolingInput
 from octavo.pooling.remote import Pooled, check_pools, run_remote
@@ -67,6 +70,8 @@ class AsyncLLM:
         self._client = EngineClient(self.config, max_restarts=max_engine_restarts)
         self._factory: RequestFactory | None = None
         self._starting = asyncio.Lock()
+        self.images: ImageInputs | None = None
+        """Of a model that takes images, once it has started."""
 
     async def start(self, on_progress: Progress | None = None) -> None:
         """Start the engine and wait until it is ready. Errors: ConfigError, ModelError, EngineDeadError."""
@@ -76,6 +81,7 @@ class AsyncLLM:
                 facts = self._client.facts
                 assert facts is not None, "a started client knows its model"
                 self._factory = RequestFactory(facts, self.tokenizer, self.config.model.seed)
+                self.images = ImageInputs.of(facts, self.config.media)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -88,7 +94,11 @@ class AsyncLLM:
 
     async def close(self, drain_timeout_s: float = 0.0) -> int:
         """Refuse new requests, give running ones `drain_timeout_s`, end the engine. The number of those cut off."""
-        return await self._client.close(drain_timeout_s)
+        try:
+            return await self._client.close(drain_timeout_s)
+        finally:
+            if self.images is not None:
+                self.images.close()
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -144,6 +154,7 @@ class AsyncLLM:
         tenant: int = 0,
         weight: float = 1.0,
         first_choice: int = 0,
+        media: PlacedMedia = NO_MEDIA,
     ) -> Stream:
         """Send a request; its deltas come through the stream.
 
@@ -152,6 +163,7 @@ class AsyncLLM:
             cache_salt: Requests share cached prefixes only within one salt.
             deadline_s: Seconds after which a request that still waits is refused; 0: none.
             tenant: Requests of different tenants take turns, in proportion to their `weight`s; 0: nobody in particular.
+            media: The prompt's images, placed among its ids (`ImageInputs.place`).
             first_choice: The sequences draw as those from this one on of a larger `n` would, with the same seed.
 
         Raises:
@@ -168,6 +180,7 @@ class AsyncLLM:
             tenant=tenant,
             weight=weight,
             first_choice=first_choice,
+            media=media,
         )
         return self._client.connection.submit(request, request_id)
 
@@ -202,8 +215,9 @@ class AsyncLLM:
         if token_ids is None:
             token_ids = await self._encode(text or "")
         params = sampling_params if sampling_params is not None else recommended_params(self.factory.facts)
+        token_ids, media = await self._placed(token_ids, prompt_images(prompt))
         request = self.factory.prepare(
-            token_ids, params, priority=priority, cache_salt=cache_salt, deadline_s=deadline_s
+            token_ids, params, priority=priority, cache_salt=cache_salt, deadline_s=deadline_s, media=media
         )
         deltas = self._client.connection.submit(request, request_id)
         builder = OutputBuilder(deltas.request_id, text, request, self.tokenizer, stream)
@@ -215,6 +229,16 @@ class AsyncLLM:
                     yield builder.take()
         finally:
             deltas.close()
+
+    async def _placed(self, token_ids: Sequence[int], found: Sequence[Found]) -> tuple[Sequence[int], PlacedMedia]:
+        """A prompt with its images in the places of their tokens."""
+        if not found:
+            return token_ids, NO_MEDIA
+        if self.images is None:
+            raise RequestError("this model takes no images", "multi_modal_data")
+        self.images.limits.check_count(len(found), "multi_modal_data")
+        _, images = await self.images.process_async(found)
+        return self.images.place(token_ids, images)
 
     async def _encode(self, text: str) -> list[int]:
         if len(text) > LONG_TEXT_CHARS:

@@ -27,6 +27,7 @@ RESERVED = frozenset(
         "messages",
         "tools",
         "documents",
+        "image_placeholder",
         "add_generation_prompt",
         "add_special_tokens",
         "continue_final_message",
@@ -134,6 +135,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        image_placeholder: str | None = None,
         **kwargs: Any,
     ) -> str:
         """Text of the prompt.
@@ -144,6 +146,7 @@ class ChatTemplate:
             continue_final_message: Leave the last message open, so that the model goes on writing it.
             tools: JSON schemas of functions that the model may call.
             documents: Texts that the answer may draw on, for templates that show such.
+            image_placeholder: What stands for an image in the text; None: parts of type image are refused.
             kwargs: Further variables of the template (`enable_thinking=False`).
 
         Raises:
@@ -157,7 +160,7 @@ class ChatTemplate:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
             )
-        prepared = self.prepare(messages)
+        prepared = self.prepare(messages, image_placeholder)
         variables = {
             **self.special_tokens,
             **kwargs,
@@ -172,13 +175,13 @@ class ChatTemplate:
             raise RequestError(f"the chat template refused the messages: {error.message}", param="messages") from error
         return _cut_after_final(text, prepared) if continue_final_message else text
 
-    def prepare(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def prepare(self, messages: Sequence[Message], image_placeholder: str | None = None) -> list[dict[str, Any]]:
         """Check messages and bring them into the form that the template expects. `RequestError` names what is wrong."""
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise RequestError("messages must be a non-empty list", param="messages")
-        return [self._message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        return [self._message(message, f"messages[{i}]", image_placeholder) for i, message in enumerate(messages)]
 
-    def _message(self, message: Message, where: str) -> dict[str, Any]:
+    def _message(self, message: Message, where: str, image_placeholder: str | None) -> dict[str, Any]:
         if not isinstance(message, Mapping):
             raise RequestError(f"{where} must be an object", param=where)
         role = message.get("role")
@@ -191,34 +194,40 @@ class ChatTemplate:
             out["tool_calls"] = _tool_calls(out["tool_calls"], f"{where}.tool_calls")
         if role == "assistant":
             out |= _reasoning(out)
-        out["content"] = self._content(message.get("content"), role, bool(out.get("tool_calls")), f"{where}.content")
+        content, has_calls = message.get("content"), bool(out.get("tool_calls"))
+        out["content"] = self._content(content, role, has_calls, f"{where}.content", image_placeholder)
         return out
 
-    def _content(self, content: object, role: str, has_calls: bool, where: str) -> str | list[dict[str, Any]]:
+    def _content(
+        self, content: object, role: str, has_calls: bool, where: str, image_placeholder: str | None
+    ) -> str | list[dict[str, Any]]:
         if isinstance(content, str):
             return content
         if content is None and (role == "assistant" or has_calls):
             return ""
         if not isinstance(content, list):
             raise RequestError(f"{where} must be a string or a list of parts", param=where)
-        texts = [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+        parts = [_part(part, f"{where}[{i}]", image_placeholder) for i, part in enumerate(content)]
         if self._takes_parts:
-            return [{"type": "text", "text": text} for text in texts]
-        return "\n".join(texts)
+            return parts
+        return "\n".join(part.get("text", image_placeholder or "") for part in parts)
 
 
-def _part_text(part: object, where: str) -> str:
+def _part(part: object, where: str, image_placeholder: str | None) -> dict[str, Any]:
     if isinstance(part, str):
-        return part
+        return {"type": "text", "text": part}
     if not isinstance(part, Mapping):
         raise RequestError(f"{where} must be an object with a type", param=where)
     kind = part.get("type")
+    if kind == "image" and image_placeholder is not None:
+        return {"type": "image"}
     if kind not in TEXT_PARTS:
-        raise RequestError(f"{where}: this model reads text only, not {str(kind)[:40]!r} parts", param=f"{where}.type")
+        reads = "text only" if image_placeholder is None else "text and images"
+        raise RequestError(f"{where}: this model reads {reads}, not {str(kind)[:40]!r} parts", param=f"{where}.type")
     text = part.get("text")
     if not isinstance(text, str):
         raise RequestError(f"{where}.text must be a string", param=f"{where}.text")
-    return text
+    return {"type": "text", "text": text}
 
 
 def _reasoning(message: Mapping[str, Any]) -> dict[str, str]:
@@ -246,7 +255,7 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
 def _cut_after_final(text: str, messages: Sequence[Message]) -> str:
     """The rendered text up to the end of the last message's content (templates may have trimmed it)."""
     content = messages[-1]["content"]
-    final = content if isinstance(content, str) else content[-1]["text"] if content else ""
+    final = content if isinstance(content, str) else content[-1].get("text", "") if content else ""
     for form in (final, final.rstrip(), final.strip()):
         at = text.rfind(form)
         if form and at >= 0:

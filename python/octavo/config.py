@@ -199,6 +199,20 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaConfig:
+    """Images in prompts."""
+
+    limit_mm_per_prompt: str = option('{"image": 16}', "Most images a prompt, as JSON; 0 takes none.")
+    allowed_media_domains: list[str] = option(
+        [], "Hosts from which http(s) image URLs are fetched, without their subdomains; default: no URL is."
+    )
+    media_timeout_s: float = option(10.0, "Seconds that fetching an image may take, and processing it.", low=0.01)
+    max_image_bytes: int = option(20 * 1024 * 1024, "Largest image file.", low=1)
+    max_image_pixels: int = option(40_000_000, "Most pixels of an image.", low=1)
+    encoder_cache_bytes: int = option(256 * 1024 * 1024, "Bytes of images' embeddings that are kept for reuse.", low=0)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -286,6 +300,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
 
 
 ENGINE_SECTIONS: dict[str, type[Any]] = {
@@ -294,6 +309,7 @@ ENGINE_SECTIONS: dict[str, type[Any]] = {
     "scheduler": SchedulerConfig,
     "execution": ExecutionConfig,
     "parallel": ParallelConfig,
+    "media": MediaConfig,
 }
 
 

@@ -18,7 +18,15 @@ from octavo._core import Tokenizer
 from octavo.chat_template import Message
 from octavo.config import EngineConfig, make_engine_config
 from octavo.engine.build import build_engine
-from octavo.engine.inputs import Prompt, load_tokenizer, make_encoder, prompt_list, split_prompt
+from octavo.engine.inputs import (
+    EncodedPrompt,
+    Prompt,
+    load_tokenizer,
+    make_encoder,
+    prompt_images,
+    prompt_list,
+    split_prompt,
+)
 from octavo.engine.interrupt import held_interrupts
 from octavo.engine.loop import crash_report
 from octavo.engine.outputs import OutputBuilder
@@ -26,6 +34,8 @@ from octavo.engine.progress import GenerateBar, LoadBar
 from octavo.engine.request import RequestFactory, recommended_params
 from octavo.engine.router import FrameRouter
 from octavo.errors import ConfigError, EngineDeadError, RequestError
+from octavo.multimodal.inputs import ImageInputs
+from octavo.multimodal.parts import Found, has_images
 from octavo.pooling import work
 from octavo.pooling.inputs import InputEncoder
 from octavo.pooling.remote import check_pools
@@ -84,7 +94,9 @@ class LLM:
         runner, core = self._loop.runner, self._loop.core
         self.config = runner.config
         self.facts = runner.facts
+        self._images: ImageInputs | None = None
         try:
+            self._images = ImageInputs.of(self.facts, self.config.media)
             self.tokenizer: Tokenizer | None = load_tokenizer(self.facts)
             self._encoder = make_encoder(self.facts, self.tokenizer)
         except BaseException:
@@ -111,6 +123,8 @@ class LLM:
             if self._ended_by is None:
                 self._ended_by = "it was closed"
                 self._loop.close()
+                if self._images is not None:
+                    self._images.close()
 
     def generate(
         self,
@@ -122,7 +136,9 @@ class LLM:
         """Complete prompts, all together; outputs come in the order of the prompts.
 
         Args:
-            prompts: Text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
+            prompts: Text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these. The dicts may
+                have "multi_modal_data": {"image": PIL image or file's bytes, or a list}; the prompt has the model's
+                image token in the place of each.
             sampling_params: For all prompts, or one a prompt; None: what the checkpoint recommends.
             use_tqdm: Show a bar with tokens per second; None: on a terminal only.
 
@@ -131,10 +147,23 @@ class LLM:
             EngineDeadError: The engine broke (a report is on stderr) or was closed.
             KeyboardInterrupt: All prompts were aborted; the engine is usable.
         """
-        pairs = [split_prompt(prompt) for prompt in prompt_list(prompts)]
+        given = prompt_list(prompts)
+        pairs = [split_prompt(prompt) for prompt in given]
         texts = iter(_in_threads(self._encoder.encode, [text or "" for text, ids in pairs if ids is None]))
-        encoded = [(text, next(texts) if ids is None else ids) for text, ids in pairs]
+        encoded = [
+            self._placed(text, next(texts) if ids is None else ids, prompt_images(prompt))
+            for prompt, (text, ids) in zip(given, pairs, strict=True)
+        ]
         return self._run(encoded, sampling_params, use_tqdm)
+
+    def _placed(self, text: str | None, token_ids: Sequence[int], images: Sequence[Found]) -> EncodedPrompt:
+        """A prompt with its images in the places of their tokens."""
+        if not images:
+            return EncodedPrompt(text, token_ids)
+        if self._images is None:
+            raise RequestError("this model takes no images", "multi_modal_data")
+        self._images.limits.check_count(len(images), "multi_modal_data")
+        return EncodedPrompt(text, *self._images.place(token_ids, self._images.process(images)))
 
     def chat(
         self,
@@ -148,7 +177,8 @@ class LLM:
         """Answer one conversation (a list of messages) or many.
 
         Args:
-            messages: [{"role": "user", "content": "…"}, …], or a list of such lists.
+            messages: [{"role": "user", "content": "…"}, …], or a list of such lists. Content may be a list of parts:
+                text, image_url, or {"type": "image", "image": PIL image}.
             chat_template: A Jinja file, or template text, instead of the model's own.
             template_options: `add_generation_prompt`, `continue_final_message`, `tools`, and the template's own
                 variables, such as `enable_thinking=False`.
@@ -159,9 +189,15 @@ class LLM:
         if chat_template is not None:
             encoder = make_encoder(self.facts, self.tokenizer, chat_template)
 
-        def encode(conversation: Conversation) -> tuple[str | None, list[int]]:
-            token_ids = encoder.encode_chat(conversation, **template_options)
-            return None if self.tokenizer is None else self.tokenizer.decode(token_ids), token_ids
+        def encode(conversation: Conversation) -> EncodedPrompt:
+            if self._images is None or not has_images(conversation):
+                token_ids = encoder.encode_chat(conversation, **template_options)
+                return EncodedPrompt(None if self.tokenizer is None else self.tokenizer.decode(token_ids), token_ids)
+            messages, found = self._images.take(conversation)
+            placeholder, images = self._images.placeholder(), self._images.process(found)
+            token_ids = encoder.encode_chat(messages, image_placeholder=placeholder, **template_options)
+            text = None if self.tokenizer is None else self.tokenizer.decode(token_ids)
+            return EncodedPrompt(text, *self._images.place(token_ids, images))
 
         return self._run(_in_threads(encode, _conversations(messages)), sampling_params, use_tqdm)
 
@@ -239,16 +275,16 @@ class LLM:
         return self._loop.core.stats()
 
     def _run(
-        self, prompts: Sequence[tuple[str | None, Sequence[int]]], sampling_params: Params, use_tqdm: bool | None
+        self, prompts: Sequence[EncodedPrompt], sampling_params: Params, use_tqdm: bool | None
     ) -> list[RequestOutput]:
         """Validate everything, then run everything."""
         params = self._params_list(sampling_params, len(prompts))
         builders: list[OutputBuilder] = []
         with self._turns:
             self._check_usable()
-            for (text, token_ids), one in zip(prompts, params, strict=True):
-                request = self._factory.prepare(token_ids, one)
-                builders.append(OutputBuilder(str(next(self._ids)), text, request, self.tokenizer))
+            for prompt, one in zip(prompts, params, strict=True):
+                request = self._factory.prepare(prompt.token_ids, one, media=prompt.media)
+                builders.append(OutputBuilder(str(next(self._ids)), prompt.text, request, self.tokenizer))
             with GenerateBar(len(builders), use_tqdm) as bar, held_interrupts() as deliver_interrupt:
                 try:
                     for builder in builders:

@@ -120,6 +120,16 @@ class PoolingFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """How a model takes images."""
+
+    folder: str
+    """Of the checkpoint: it has the processor's files."""
+    is_whole: bool
+    """A step must compute all tokens of an image."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What an engine says of itself at the handshake."""
 
@@ -142,6 +152,8 @@ class ModelFacts:
     """"generate", "embed", "score" or "classify"."""
     pooling: PoolingFacts | None = None
     """None for a model that generates."""
+    images: ImageFacts | None = None
+    """None for a model that takes no images."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -153,4 +165,6 @@ class ModelFacts:
         pooling = values["pooling"]
         if pooling is not None:
             values["pooling"] = PoolingFacts(**{**pooling, "labels": tuple(pooling["labels"])})
+        if values["images"] is not None:
+            values["images"] = ImageFacts(**values["images"])
         return cls(**values)

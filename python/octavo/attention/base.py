@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from octavo.attention.media import MediaInput
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -83,6 +85,10 @@ class ForwardContext:
     num_decode_rows_1: Tensor | None = None
     """[1], if only the device knows how many rows decode: `num_decode_rows` is then the most there can be, rows
     without tokens may follow the last one, and at most `num_rows - num_decode_rows` rows have more than one token."""
+    media: MediaInput | None = None
+    """Of a step in which tokens stand for images."""
+    rope_position_3t: Tensor | None = None
+    """int64, of models that number positions in three dimensions (time, height, width): what rotations go by."""
     scratch: dict[str, Tensor] = field(default_factory=dict)
     """What a backend computed in `prepare` for all layers of the step."""
 

@@ -6,17 +6,30 @@ Not here: how text becomes token ids (octavo/prompts.py) and the limits of the m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from octavo._core import Tokenizer
 from octavo.chat_template import ChatTemplate
 from octavo.errors import ModelError, RequestError
+from octavo.multimodal.inputs import images_of
+from octavo.multimodal.parts import Found
+from octavo.multimodal.placed import NO_MEDIA, PlacedMedia
 from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the dicts may have "multi_modal_data" (images)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Ids, the text that they came from, and the images among them."""
+
+    text: str | None
+    token_ids: Sequence[int]
+    media: PlacedMedia = NO_MEDIA
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -36,12 +49,20 @@ def split_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
         return prompt, None
     if isinstance(prompt, Mapping):
         text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        if set(prompt) <= {"prompt", "prompt_token_ids"} and (isinstance(text, str) or token_ids is not None):
+        if set(prompt) <= {"prompt", "prompt_token_ids", "multi_modal_data"} and (
+            isinstance(text, str) or token_ids is not None
+        ):
             return text, token_ids
         raise RequestError("a prompt given as a dict has the keys 'prompt' (text) or 'prompt_token_ids'", "prompt")
     if isinstance(prompt, Sequence):
         return None, cast(Sequence[int], prompt)
     raise RequestError(f"a prompt is text, token ids or a dict, not {type(prompt).__name__}", "prompt")
+
+
+def prompt_images(prompt: Prompt) -> list[Found]:
+    """The images that a prompt brings. RequestError when they are none."""
+    data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+    return [] if data is None else images_of(data)
 
 
 def load_tokenizer(facts: ModelFacts) -> Tokenizer | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo._core import OutputProcessor, Tokenizer, encode_add
 from octavo.errors import RequestError
+from octavo.multimodal.placed import NO_MEDIA, PlacedMedia
 from octavo.protocol import ModelFacts
 from octavo.sampling_params import SamplingParams
 
@@ -38,6 +39,8 @@ class EngineRequest:
     weight: float = 1.0
     grammar: bytes = b""
     """The constraint on the output."""
+    media: PlacedMedia = NO_MEDIA
+    """The prompt's images."""
 
     def encode(self, request_id: int) -> bytes:
         """The frame that adds this request."""
@@ -58,6 +61,8 @@ class EngineRequest:
             tenant=self.tenant,
             weight=max(1, round(1000 * self.weight)),
             grammar=self.grammar,
+            media=self.media.spans,
+            media_data=self.media.data,
         )
 
     def register(self, processor: OutputProcessor, request_id: int) -> None:
@@ -105,6 +110,7 @@ class RequestFactory:
         tenant: int = 0,
         weight: float = 1.0,
         first_choice: int = 0,
+        media: PlacedMedia = NO_MEDIA,
     ) -> EngineRequest:
         """Check a request against the model and resolve its defaults. RequestError names the field at fault.
 
@@ -139,6 +145,7 @@ class RequestFactory:
             tenant,
             weight,
             params.grammar,
+            media,
         )
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> list[int]:

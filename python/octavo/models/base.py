@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
+from octavo.models.images import ImageEncoder
 
 
 class CausalLM(Protocol):
@@ -20,6 +21,8 @@ class CausalLM(Protocol):
     """One a layer that has KV, in the order of `ForwardContext.kv_cache`."""
     vocab_size: int
     """Width of the logits."""
+    images: ImageEncoder | None
+    """What makes embeddings of images; None: prompts are text."""
     is_capturable: bool
     """A step reads nothing on the host, so that a CUDA graph can hold it."""
 

@@ -30,6 +30,7 @@ from octavo.layers.rotary import Rotary
 from octavo.models.block import DecoderBlock, SelfAttention
 from octavo.models.config import NormalConfig
 from octavo.models.family import BlockSpec, Family, Scales, Tensors
+from octavo.models.images import ImageEncoder
 from octavo.models.mlp import GatedMLP
 from octavo.models.weights import finish_linears, linears_of, load_strict
 
@@ -48,6 +49,8 @@ class Decoder(nn.Module):
     `choose_under` gives the methods of the linear layers under a prefix. `deterministic`: no step's results depend on
     what else is in it (layers/invariant.py; the linear layers' methods and the attention backend must do their part).
     """
+
+    images: ImageEncoder | None = None
 
     def __init__(
         self,
@@ -212,6 +215,8 @@ class Decoder(nn.Module):
         hidden_tm: Tensor = self.embed(token_id_t)
         if self.embedding_scale != 1.0:
             hidden_tm = hidden_tm * self.embedding_scale
+        if ctx.media is not None:
+            hidden_tm = ctx.media.embedded(hidden_tm)
         residual_tm: Tensor | None = None
         angles = self._of_layers([rotary.gather(position_t) for rotary in self._rotaries()])
         for block, cos_sin_tr in zip(self.layers(), angles, strict=True):

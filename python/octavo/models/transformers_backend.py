@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.models.config import NormalConfig
+from octavo.models.images import image_encoder
 from octavo.models.transformers_build import build_on_meta
 from octavo.models.transformers_memory import freeze_rope, materialize
 from octavo.models.transformers_probe import ATTENTION, handled_by, probe, register_attention
@@ -68,6 +69,7 @@ class TransformersModel(nn.Module):
 
     is_capturable = True
     backend: AttentionBackend
+    embedding: nn.Module
 
     def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
         super().__init__()
@@ -81,7 +83,9 @@ class TransformersModel(nn.Module):
         if device.type != "meta":
             materialize(causal, device, frozen)
         self.checkpoint = Checkpoint(causal, config.quantization)
-        self.decoder = causal.get_submodule(found.decoder)
+        self.decoder: Any = causal.get_submodule(found.decoder)
+        self.__dict__["embedding"] = causal.get_input_embeddings()  # the decoder's own: its weights are counted once
+        self.images = image_encoder(self.decoder, config, dtype)
         self.given = GivenHidden(found.output_class, self.decoder)
         causal.set_submodule(found.decoder, self.given)
         self.head = causal
@@ -93,11 +97,29 @@ class TransformersModel(nn.Module):
     def forward(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Tensor:
         """See `CausalLM.forward`."""
         with handled_by(PagedStep(self.specs, self.backend, ctx)):
-            output = self.decoder(
-                input_ids=token_id_t.unsqueeze(0), position_ids=position_t.unsqueeze(0), use_cache=False
-            )
+            output = self._decode(token_id_t, position_t, ctx)
         hidden_tm: Tensor = output.last_hidden_state[0]
         return hidden_tm
+
+    def _decode(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Any:
+        """The decoder's own output, from token ids or, where images are among them, from embeddings."""
+        position = position_t.unsqueeze(0)
+        if ctx.rope_position_3t is not None:
+            position = ctx.rope_position_3t.unsqueeze(1)
+        if ctx.media is None:
+            return self.decoder(input_ids=token_id_t.unsqueeze(0), position_ids=position, use_cache=False)
+        plain_tm = self.embedding(token_id_t)
+        embedded_1tm = ctx.media.embedded(plain_tm).unsqueeze(0)
+        deep = ctx.media.deep_features(*plain_tm.shape)
+        if deep is None:
+            return self.decoder(inputs_embeds=embedded_1tm, position_ids=position, use_cache=False)
+        return self.decoder.language_model(
+            inputs_embeds=embedded_1tm,
+            position_ids=position,
+            visual_pos_masks=deep[0].unsqueeze(0),
+            deepstack_visual_embeds=deep[1],
+            use_cache=False,
+        )
 
     def logits(self, hidden_sm: Tensor) -> Tensor:
         """See `CausalLM.logits`."""

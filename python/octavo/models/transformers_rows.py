@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
+from octavo.models.images import ImageEncoder
 from octavo.models.transformers_build import build_on_meta
 from octavo.models.transformers_memory import freeze_rope, materialize
 from octavo.models.transformers_weights import Checkpoint
@@ -51,6 +52,7 @@ class TransformersRows(nn.Module):
     """A Transformers causal LM behind `models.base.CausalLM`. On the meta device it only tells its size."""
 
     is_capturable = False
+    images: ImageEncoder | None = None
 
     def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
         super().__init__()

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.protocol import ModelFacts
+from octavo.protocol import ImageFacts, ModelFacts
 from octavo.sampling_params import MAX_LOGPROBS
 from octavo.worker.resolve import limits_of
 
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of generation_config.json that become the defaults of requests."""
+
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def model_facts(
@@ -23,6 +25,7 @@ def model_facts(
     eos_token_ids: tuple[int, ...],
     generation_config: Mapping[str, Any],
     tokenizer_path: Path | None,
+    images: ImageFacts | None = None,
 ) -> ModelFacts:
     """Facts of a resolved config's engine."""
     limits, length = limits_of(config), config.model.max_model_len
@@ -40,7 +43,13 @@ def model_facts(
         max_logprobs=min(MAX_LOGPROBS, vocab_size),
         tokenizer_path=None if tokenizer_path is None else str(tokenizer_path),
         default_sampling_params=_recommended(generation_config),
+        images=images,
     )
+
+
+def has_processor(folder: Path) -> bool:
+    """A checkpoint's folder says how images become tensors."""
+    return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
 def _recommended(generation_config: Mapping[str, Any]) -> dict[str, float]:

@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
+from octavo.attention.media import MediaInput
+from octavo.attention.whole import WholeImageAttention
 from octavo.config import EngineConfig
 from octavo.models.loader import load_model
+from octavo.protocol import ImageFacts
 from octavo.sampling.base import IntArray, SampledRows, TokenTarget
 from octavo.sampling.logprobs import TokenLogprobs
 from octavo.sampling.prompt_logprobs import prompt_logprobs
@@ -27,11 +30,12 @@ from octavo.sampling.sampler import SamplePlan, Sampler
 from octavo.sampling.tables import start_download, upload
 from octavo.worker.base import Progress
 from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
-from octavo.worker.facts import model_facts
+from octavo.worker.facts import has_processor, model_facts
 from octavo.worker.fixed_rows import FixedRows
 from octavo.worker.graphs import PATIENCE, DecodeGraphs
 from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
+from octavo.worker.media import StepMedia
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.mixed_graphs import MixedGraphs
 from octavo.worker.resolve import GRAPH_BACKENDS, kv_dtype
@@ -95,7 +99,15 @@ class TorchRunner:
             eos_token_ids=self.plan.model.eos_token_ids,
             generation_config=self.plan.source.generation_config,
             tokenizer_path=self.plan.source.tokenizer_path,
+            images=self._image_facts(),
         )
+
+    def _image_facts(self) -> ImageFacts | None:
+        """Where the processor is and what it must know; None for a model that takes no images."""
+        images, folder = self._model.images, self.plan.source.folder
+        if images is None or folder is None or not has_processor(folder):
+            return None
+        return ImageFacts(str(folder), images.is_whole)
 
     @torch.inference_mode()
     def _load(self) -> None:
@@ -119,6 +131,13 @@ class TorchRunner:
             quantization=self.config.model.quantization,
             progress=self._progress,
         )
+        self._media: StepMedia | None = None
+        images = self._model.images
+        if images is not None:
+            cache_bytes = self.config.media.encoder_cache_bytes
+            self._media = StepMedia(images, cache_bytes=cache_bytes, num_slots=limits.max_num_seqs, device=device)
+            if images.is_whole:
+                self._backend = WholeImageAttention(self._backend)
         self._model.set_attention_backend(self._backend)
         self._progress("memory", 0.0)
         self._kv_cache = allocate_kv_cache(
@@ -251,9 +270,13 @@ class TorchRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See `Runner.launch`."""
+        media = None if self._media is None else self._media.begin(plan, self._arenas)
         only_decodes = plan.num_rows == plan.num_decode_rows
-        graph = self._graphs.choose(plan.num_rows, plan.max_kv_len) if only_decodes else None
-        mixed = None if only_decodes else self._mixed_graphs.choose(plan)
+        graph = mixed = None
+        if media is None and only_decodes:
+            graph = self._graphs.choose(plan.num_rows, plan.max_kv_len)
+        elif media is None:
+            mixed = self._mixed_graphs.choose(plan)
         if graph is not None:
             self._arenas.pad(plan.arena, plan.num_rows, graph[0])
         if mixed is not None:
@@ -267,9 +290,9 @@ class TorchRunner:
             self._launched = self._mixed(arena, mixed)
         else:
             kind = StepKind(plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len)
-            self._launched = self._forward(arena, kind)
+            self._launched = self._forward(arena, kind, media)
 
-    def _forward(self, arena: Tensor, kind: StepKind) -> Launched:
+    def _forward(self, arena: Tensor, kind: StepKind, media: MediaInput | None = None) -> Launched:
         """Run rows of any kind as they are."""
         arrays = self._arenas.arrays(arena, kind.num_rows, kind.num_tokens)
         tokens = self._kernels.prepare(arrays, self._slots)
@@ -289,6 +312,8 @@ class TorchRunner:
             max_kv_len=kind.max_kv_len,
             num_decode_rows_1=self._arenas.counts(arena)[0] if kind.is_counted else None,
         )
+        if self._media is not None:
+            ctx.media, ctx.rope_position_3t = media, self._media.rope_positions(tokens.position_t, arrays, media)
         self._backend.prepare(ctx)
         return Launched(self._model.forward(tokens.token_id_t, tokens.position_t, ctx), arrays)
 

@@ -1,0 +1,53 @@
+"""Image files to pixels, with Pillow, under limits: sizes are looked at before anything is unpacked.
+
+Runs in the processor's process only: whatever a file does to a decoder happens there.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from octavo.errors import RequestError
+from octavo.multimodal.sources import FileImage, ImageSource, PixelImage
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+def decode(source: ImageSource, max_pixels: int) -> Image.Image:
+    """The image in RGB, turned as its metadata says; the first frame of several. RequestError names the source's place
+    in the request."""
+    if isinstance(source, PixelImage):
+        _check_size(source.size, max_pixels, source.where)
+        return Image.frombytes("RGB", source.size, source.data)
+    return _decode_file(source, max_pixels)
+
+
+def _decode_file(source: FileImage, max_pixels: int) -> Image.Image:
+    where = source.where
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `max_pixels` is the rule
+            image = Image.open(io.BytesIO(source.data), formats=FORMATS)
+            _check_size(image.size, max_pixels, where)
+            image.load()
+            turned = ImageOps.exif_transpose(image)
+            return turned.convert("RGB")
+    except UnidentifiedImageError:
+        message = f"{where}: this is no image in a format that is taken ({', '.join(FORMATS)})"
+        raise RequestError(message, where) from None
+    except RequestError:
+        raise
+    except Exception as error:  # decoders raise all sorts of errors for broken files
+        raise RequestError(f"{where}: the image can't be decoded: {str(error)[:200]}", where) from None
+
+
+def _check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise RequestError(
+            f"{where}: the image has {width} x {height} pixels; at most {max_pixels} are taken (--max-image-pixels)",
+            where,
+        )

@@ -1,0 +1,117 @@
+"""Every family of image-text models whose images are taken, as a tiny random model, against Transformers: logits of the
+prompt and greedy tokens, at once, in chunks that cut images, beside other requests, and from the prefix cache.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_images import CASES, picture, saved
+
+from octavo import LLM, SamplingParams
+from octavo.models.image_families import IMAGE_FAMILIES
+from octavo.multimodal import inputs
+from octavo.multimodal.limits import ImageLimits
+from octavo.multimodal.placed import ProcessedImage
+from octavo.multimodal.processor import ImageProcessor
+from octavo.multimodal.sources import ImageSource
+
+NUM_NEW = 16
+GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True)
+TOLERANCE = 2e-3
+
+
+class Reference:
+    """What Transformers makes of a prompt with pictures."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.model, self.processor = saved(name, folder)
+        self.placeholder = CASES[name].placeholder
+
+    def inputs(self, text: str, pictures: list[Any]) -> Any:
+        if not pictures:
+            return self.processor.tokenizer(text, return_tensors="pt")
+        return self.processor(text=[text], images=pictures, return_tensors="pt")
+
+    def greedy(self, text: str, pictures: list[Any]) -> list[int]:
+        inputs = self.inputs(text, pictures)
+        with torch.inference_mode():
+            out = self.model.generate(
+                **inputs, max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False, eos_token_id=None
+            )
+        new: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
+        return new
+
+    def prompt_logprobs(self, text: str, pictures: list[Any]) -> torch.Tensor:
+        """Of each prompt token but the first."""
+        inputs = self.inputs(text, pictures)
+        with torch.inference_mode():
+            logits = self.model(**inputs, use_cache=False).logits[0]
+        chosen = inputs["input_ids"][0, 1:, None]
+        return logits.float().log_softmax(-1)[:-1].gather(1, chosen)[:, 0]
+
+
+@pytest.fixture(scope="module", params=sorted(CASES))
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Reference, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return Reference(request.param, folder), folder
+
+
+class InThisProcess:
+    """Stands for the process of the processor: it takes seconds to start, and test_images.py has it."""
+
+    def __init__(self, folder: str, limits: ImageLimits) -> None:
+        self._processor = ImageProcessor(folder, limits.max_pixels)
+
+    def placeholder(self) -> tuple[str, int]:
+        return self._processor.placeholder, self._processor.placeholder_id
+
+    def process(self, source: ImageSource) -> ProcessedImage:
+        return self._processor.process(source)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@pytest.fixture(autouse=True)
+def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "ImageProcessorClient", InThisProcess)
+
+
+def test_every_family_is_tried() -> None:
+    assert {name.split("-")[0] for name in CASES} == set(IMAGE_FAMILIES)
+
+
+def test_tokens_and_logits_are_those_of_transformers(reference: tuple[Reference, Path]) -> None:
+    model, folder = reference
+    image = model.placeholder
+    prompts: list[tuple[str, list[Any]]] = [
+        (f"What is {image} this?", [picture(1)]),
+        (f"What is {image} this?", [picture(2, (40, 90))]),
+        (f"{image} and a long text before {image}", [picture(1), picture(3)]),
+        ("no picture at all", []),
+        (f"the end is {image}", [picture(4)]),
+    ]
+    given = [{"prompt": text, "multi_modal_data": {"image": pictures}} if pictures else text for text, pictures in prompts]
+    expected = [model.greedy(*prompt) for prompt in prompts]
+    for options in ({"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": CUT, "max_num_seqs": 3}):
+        with LLM(str(folder), dtype="float32", device="cpu", block_size=8, **options) as llm:
+            alone = [llm.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in given]
+            assert alone == expected
+            assert llm.reset_prefix_cache()
+            together = llm.generate(given, GREEDY)
+            assert [output.outputs[0].token_ids for output in together] == expected
+            again = llm.generate(given, GREEDY)
+            assert [output.outputs[0].token_ids for output in again] == expected
+            assert all(output.num_cached_tokens >= 8 for output in again)
+            scored = llm.generate(given[2], SamplingParams(max_tokens=1, prompt_logprobs=0))[0]
+    assert scored.prompt_logprobs is not None
+    found = torch.tensor([next(iter(entry.values())).logprob for entry in scored.prompt_logprobs[1:] if entry])
+    assert (found - model.prompt_logprobs(*prompts[2])).abs().max() < TOLERANCE
+
+
+CUT = 20
+"""Tokens a step: less than most prompts have."""
