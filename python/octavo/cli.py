@@ -37,6 +37,7 @@ TITLES = {
     "scheduler": "scheduling",
     "execution": "execution",
     "parallel": "devices",
+    "media": "images",
     "server": "HTTP server",
 }
 

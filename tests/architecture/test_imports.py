@@ -36,6 +36,13 @@ FORBIDDEN = [
         (f"octavo.pooling.{name}", ["torch", "transformers"])
         for name in ("recipe", "inputs", "answers", "jobs", "remote")
     ),
+    *(
+        (
+            f"octavo.multimodal.{name}",
+            ["torch", "transformers", "PIL", "octavo.models", "octavo.worker", "octavo.server"],
+        )
+        for name in ("client", "fetch", "inputs", "limits", "parts", "placed", "sources")
+    ),
     ("octavo.config", ["torch", "octavo.worker", "octavo.models"]),
     ("octavo.chat_template", ["torch", "transformers", "octavo.models"]),
 ]

@@ -95,10 +95,12 @@ def test_tokens_and_logits_are_those_of_transformers(reference: tuple[Reference,
         ("no picture at all", []),
         (f"the end is {image}", [picture(4)]),
     ]
-    given = [{"prompt": text, "multi_modal_data": {"image": pictures}} if pictures else text for text, pictures in prompts]
+    given = [
+        {"prompt": text, "multi_modal_data": {"image": pictures}} if pictures else text for text, pictures in prompts
+    ]
     expected = [model.greedy(*prompt) for prompt in prompts]
     for options in ({"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": CUT, "max_num_seqs": 3}):
-        with LLM(str(folder), dtype="float32", device="cpu", block_size=8, **options) as llm:
+        with LLM(str(folder), dtype="float32", device="cpu", cpu_threads=1, block_size=8, **options) as llm:
             alone = [llm.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in given]
             assert alone == expected
             assert llm.reset_prefix_cache()
