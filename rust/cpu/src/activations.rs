@@ -6,13 +6,25 @@
 
 use std::ops::Range;
 
-use crate::dispatch;
 use crate::isa::Isa;
-use crate::lanes::Lanes;
 use crate::lines::Lines;
+use crate::shared::Shared;
+use crate::simd::{Simd, by_isa};
 
 /// Elements of a block.
 pub const BLOCK: usize = 32;
+
+/// Some numbers of a row, and what products need beside them.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+pub struct Block {
+    pub quants: [i8; BLOCK],
+    pub scale: f32,
+    /// scale * the sum of the quants.
+    pub total: f32,
+    /// The same of the first and the second half.
+    pub halves: [f32; 2],
+}
 
 /// Rows of quantized numbers.
 #[derive(Default)]
@@ -21,12 +33,8 @@ pub struct Activations {
     isa: Option<Isa>,
     num_rows: usize,
     width: usize,
-    /// i8 `[rows, blocks * 32]`, zero behind `width`.
-    quants: Lines,
-    /// f32 `[rows, blocks]`.
-    scales: Lines,
-    /// i32 `[rows, blocks, 2]`: sums of the first and the second 16 quants.
-    sums: Lines,
+    /// `Block` `[rows, blocks]`; quants behind `width` are zero.
+    blocks: Lines,
 }
 
 impl Activations {
@@ -35,9 +43,7 @@ impl Activations {
         isa: None,
         num_rows: 0,
         width: 0,
-        quants: Lines::EMPTY,
-        scales: Lines::EMPTY,
-        sums: Lines::EMPTY,
+        blocks: Lines::EMPTY,
     };
 
     /// Rows of quantized numbers, `[num_rows, width]`, zero at first.
@@ -58,10 +64,8 @@ impl Activations {
     pub fn resize(&mut self, num_rows: usize, width: usize) {
         self.num_rows = num_rows;
         self.width = width;
-        let count = num_rows * self.num_blocks();
-        self.quants.grow(count * BLOCK);
-        self.scales.grow(count * 4);
-        self.sums.grow(count * 8);
+        self.blocks
+            .grow(num_rows * self.num_blocks() * size_of::<Block>());
     }
 
     pub fn num_rows(&self) -> usize {
@@ -82,7 +86,9 @@ impl Activations {
     /// # Panics
     /// `x` has another length.
     pub fn fill(&mut self, x: &[f32]) {
-        // SAFETY: borrowed mutably, so there is no other thread.
+        // Only `Shared` of what is written needs to be borrowed mutably; this is read.
+        let x = Shared::reading(x);
+        // SAFETY: `self` is borrowed mutably and `x` shared, so nobody writes to either.
         unsafe { self.fill_part(x, 0..self.num_rows, 0..self.width) };
     }
 
@@ -90,11 +96,11 @@ impl Activations {
     /// end of the row.
     ///
     /// # Safety
-    /// No other thread reads or writes this part during the call (others they may).
+    /// No other thread touches this part, nor writes to this part of `x`, during the call.
     ///
     /// # Panics
     /// `x` has another length, or the part is not within it or cuts a block.
-    pub unsafe fn fill_part(&self, x: &[f32], rows: Range<usize>, columns: Range<usize>) {
+    pub unsafe fn fill_part(&self, x: Shared<'_, f32>, rows: Range<usize>, columns: Range<usize>) {
         assert_eq!(x.len(), self.num_rows * self.width, "length of x");
         assert!(
             rows.end <= self.num_rows && columns.end <= self.width,
@@ -105,107 +111,94 @@ impl Activations {
                 && (columns.end.is_multiple_of(BLOCK) || columns.end == self.width),
             "part cuts a block"
         );
-        let run = dispatch::quantize(self.isa.unwrap_or(Isa::best()));
+        if columns.is_empty() {
+            return;
+        }
+        let run = quantizer(self.isa.unwrap_or(Isa::best()));
         let (first, whole) = (columns.start / BLOCK, columns.end / BLOCK);
         for row in rows {
-            let line = &x[row * self.width..][..self.width];
+            let start = row * self.width;
             // SAFETY: blocks are within the row, and this part is this thread's.
             unsafe {
-                let at = |block: usize| {
-                    (
-                        self.quants(row).cast_mut().add(block * BLOCK),
-                        self.scales(row).cast_mut().add(block),
-                        self.sums(row).cast_mut().cast::<[i32; 2]>().add(block),
-                    )
-                };
-                if whole > first {
-                    let (quants, scales, sums) = at(first);
-                    run(
-                        line[first * BLOCK..].as_ptr(),
-                        whole - first,
-                        quants,
-                        scales,
-                        sums,
-                    );
-                }
-                if !columns.end.is_multiple_of(BLOCK) && columns.end > columns.start {
-                    let mut rest = [0.0; BLOCK];
-                    rest[..self.width % BLOCK].copy_from_slice(&line[whole * BLOCK..]);
-                    let (quants, scales, sums) = at(whole);
-                    run(rest.as_ptr(), 1, quants, scales, sums);
+                let line = x.part(start + columns.start..start + columns.end);
+                let target = self.row(row).cast_mut();
+                run(line.as_ptr(), whole - first, target.add(first));
+                let rest = &line[(whole - first) * BLOCK..];
+                if !rest.is_empty() {
+                    let mut padded = [0.0; BLOCK];
+                    padded[..rest.len()].copy_from_slice(rest);
+                    run(padded.as_ptr(), 1, target.add(whole));
                 }
             }
         }
     }
 
-    /// Quants of a row, i8 `[blocks * 32]`.
-    pub(crate) fn quants(&self, row: usize) -> *const i8 {
+    /// Blocks of a row.
+    pub(crate) fn row(&self, row: usize) -> *const Block {
         debug_assert!(row < self.num_rows);
         // SAFETY: row < num_rows.
-        unsafe {
-            self.quants
-                .start::<i8>()
-                .add(row * self.num_blocks() * BLOCK)
-        }
-    }
-
-    /// Scales of a row, f32 `[blocks]`.
-    pub(crate) fn scales(&self, row: usize) -> *const f32 {
-        debug_assert!(row < self.num_rows);
-        // SAFETY: row < num_rows.
-        unsafe { self.scales.start::<f32>().add(row * self.num_blocks()) }
-    }
-
-    /// Sums of a row, i32 `[blocks, 2]`.
-    pub(crate) fn sums(&self, row: usize) -> *const i32 {
-        debug_assert!(row < self.num_rows);
-        // SAFETY: row < num_rows.
-        unsafe { self.sums.start::<i32>().add(2 * row * self.num_blocks()) }
+        unsafe { self.blocks.start::<Block>().add(row * self.num_blocks()) }
     }
 }
 
-/// Blocks of 32 quantized one after the other.
-///
+by_isa! {
+    /// Blocks of 32 quantized one after the other: of as many numbers, to as many blocks.
+    fn quantizer[](x: *const f32, num_blocks: usize, blocks: *mut Block) -> () = floats (quantize)
+}
+
 /// # Safety
-/// `x` and `quants` hold 32, `scales` one and `sums` two numbers for each of the blocks; the machine has `L`'s
-/// instructions.
+/// `x` holds 32 numbers for each of the blocks; the machine has `S`'s instructions.
 #[inline(always)]
-pub unsafe fn quantize<L: Lanes>(
-    x: *const f32,
-    num_blocks: usize,
-    quants: *mut i8,
-    scales: *mut f32,
-    sums: *mut [i32; 2],
-) {
-    for block in 0..num_blocks {
+unsafe fn quantize<S: Simd>(x: *const f32, num_blocks: usize, blocks: *mut Block) {
+    for index in 0..num_blocks {
         // SAFETY: the caller's.
-        unsafe {
-            let x = x.add(block * BLOCK);
-            let most = L::most_bits([x, x.add(16)]);
-            let quants = quants.add(block * BLOCK);
-            if most >= NOT_FINITE {
-                scales.add(block).write(f32::NAN);
-                quants.write_bytes(0, BLOCK);
-                sums.add(block).write([0; 2]);
-                continue;
-            }
-            let scale = f32::from_bits(most) / 127.0;
-            let factor = if scale < f32::MIN_POSITIVE {
-                0.0
-            } else {
-                1.0 / scale
-            };
-            scales.add(block).write(scale);
-            sums.add(block).write([
-                L::round(x, factor, quants),
-                L::round(x.add(16), factor, quants.add(16)),
-            ]);
+        unsafe { quantize_block::<S>(x.add(index * BLOCK), blocks.add(index)) };
+    }
+}
+
+/// # Safety
+/// As `quantize`, of one block.
+#[inline(always)]
+unsafe fn quantize_block<S: Simd>(x: *const f32, block: *mut Block) {
+    const HALF: usize = BLOCK / 2;
+    // SAFETY: the caller's; LANES divides a half.
+    unsafe {
+        let mut most = S::splat_i32(0);
+        for at in (0..BLOCK).step_by(S::LANES) {
+            most = S::max_i32(most, S::magnitude(S::load(x.add(at))));
         }
+        let most = S::greatest_i32(most).cast_unsigned();
+        if most >= NOT_FINITE {
+            block.write(Block {
+                quants: [0; BLOCK],
+                scale: f32::NAN,
+                total: f32::NAN,
+                halves: [f32::NAN; 2],
+            });
+            return;
+        }
+        let scale = f32::from_bits(most) / 127.0;
+        let factor = S::splat(if scale < f32::MIN_POSITIVE {
+            0.0
+        } else {
+            1.0 / scale
+        });
+        let quants = (&raw mut (*block).quants).cast::<i8>();
+        let mut halves = [0.0; 2];
+        for (half, total) in halves.iter_mut().enumerate() {
+            let mut sum = S::splat_i32(0);
+            for at in (half * HALF..(half + 1) * HALF).step_by(S::LANES) {
+                let rounded = S::to_i32(S::mul(S::load(x.add(at)), factor));
+                S::store_i8(quants.add(at), rounded);
+                sum = S::add_i32(sum, rounded);
+            }
+            *total = scale * S::sum_i32(sum) as f32;
+        }
+        (&raw mut (*block).scale).write(scale);
+        (&raw mut (*block).total).write(halves[0] + halves[1]);
+        (&raw mut (*block).halves).write(halves);
     }
 }
 
 /// Bits of infinity; those of NaN are greater.
 const NOT_FINITE: u32 = 0x7f80_0000;
-
-/// A function made of `quantize`.
-pub type Quantize = unsafe fn(*const f32, usize, *mut i8, *mut f32, *mut [i32; 2]);

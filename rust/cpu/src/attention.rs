@@ -14,9 +14,7 @@ use crate::isa::Isa;
 use crate::plan::{Item, Plan, Row};
 use crate::pool::ThreadPool;
 use crate::scratch::{Floats, MAX_ROWS, Scratch, with_scratch};
-use crate::simd::{Simd, portable::Portable};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::{avx2::Avx2, avx512::Avx512};
+use crate::simd::{Simd, by_isa};
 use crate::{narrow, wide};
 
 /// One call. Lengths in elements; arrays are dense and row-major unless said otherwise.
@@ -343,32 +341,8 @@ unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut S
     }
 }
 
-/// # Safety
-/// As `run`.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-unsafe fn run_avx512<E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
-    // SAFETY: the caller's.
-    unsafe { run::<Avx512, E>(call, item, scratch) }
-}
-
-/// # Safety
-/// As `run`.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn run_avx2<E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
-    // SAFETY: the caller's.
-    unsafe { run::<Avx2, E>(call, item, scratch) }
-}
-
-fn select<E: Element>(isa: Isa) -> Run {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni | Isa::Avx512 => run_avx512::<E>,
-        #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni | Isa::Avx2 => run_avx2::<E>,
-        _ => run::<Portable, E>,
-    }
+by_isa! {
+    fn select[E: Element](call: &Call<'_>, item: &Item, scratch: &mut Scratch) -> () = floats (run)
 }
 
 /// Of a cache's dtype.

@@ -13,6 +13,10 @@ pub enum Isa {
     AvxVnni,
     /// AVX2 with FMA and F16C.
     Avx2,
+    /// As `Neon`, with the dot product instructions (`sdot`) for bytes.
+    NeonDot,
+    /// What every 64-bit Arm has.
+    Neon,
     /// What the compiler makes of plain Rust.
     Portable,
 }
@@ -24,6 +28,8 @@ impl Isa {
             Isa::Avx512 => "avx512",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx2 => "avx2",
+            Isa::NeonDot => "neondot",
+            Isa::Neon => "neon",
             Isa::Portable => "portable",
         }
     }
@@ -54,6 +60,13 @@ impl Isa {
                 if avx2 {
                     found.push(Isa::Avx2);
                 }
+            }
+            #[cfg(target_arch = "aarch64")]
+            {
+                if std::arch::is_aarch64_feature_detected!("dotprod") {
+                    found.push(Isa::NeonDot);
+                }
+                found.push(Isa::Neon);
             }
             found.push(Isa::Portable);
             found

@@ -4,9 +4,7 @@ use crate::checks::{check_pointer, check_product};
 use crate::element::{Bf16, Dtype, Element, F16};
 use crate::error::KernelError;
 use crate::isa::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::avx2::Avx2;
-use crate::simd::{Simd, portable::Portable};
+use crate::simd::{Simd, by_isa};
 
 /// One call. Lengths in elements.
 #[derive(Clone, Copy, Debug)]
@@ -135,27 +133,14 @@ pub type Narrow = unsafe fn(*const f32, *mut u8, usize);
 pub fn narrowing(dtype: Dtype) -> Narrow {
     let isa = Isa::best();
     match dtype {
-        Dtype::F32 => narrow::<Portable, f32>,
-        Dtype::Bf16 => narrowing_to::<Bf16>(isa),
-        Dtype::F16 => narrowing_to::<F16>(isa),
+        Dtype::F32 => narrow_to::<f32>(isa),
+        Dtype::Bf16 => narrow_to::<Bf16>(isa),
+        Dtype::F16 => narrow_to::<F16>(isa),
     }
 }
 
-fn narrowing_to<E: Element>(isa: Isa) -> Narrow {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx2 => narrow_avx2::<E>,
-        _ => narrow::<Portable, E>,
-    }
-}
-
-/// # Safety
-/// As `Narrow`.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn narrow_avx2<E: Element>(source: *const f32, target: *mut u8, count: usize) {
-    // SAFETY: the caller's.
-    unsafe { narrow::<Avx2, E>(source, target, count) }
+by_isa! {
+    fn narrow_to[E: Element](source: *const f32, target: *mut u8, count: usize) -> () = floats (narrow)
 }
 
 /// # Safety

@@ -5,11 +5,10 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::dispatch;
 use crate::isa::Isa;
-use crate::lanes::{Lanes, Numbers, STEPS};
 use crate::lines::Lines;
 use crate::pool::{Team, ThreadPool};
+use crate::simd::{Numbers, STEPS, Simd, by_isa};
 
 /// Bytes that are read: more than any cache holds of it.
 const READ_BYTES: usize = 256 << 20;
@@ -26,7 +25,7 @@ pub struct Limits {
     pub num_threads: usize,
     /// Bytes read a second.
     pub read_bytes: f64,
-    /// int8 multiply-adds a second, as the integer kernels do them.
+    /// Multiply-adds a second of int8 with 4-bit numbers: the integer kernels' fastest.
     pub int8_macs: f64,
     /// f32 multiply-adds a second.
     pub f32_macs: f64,
@@ -43,8 +42,8 @@ pub fn measure_with(pool: &ThreadPool, isa: Isa) -> Limits {
     Limits {
         num_threads: pool.num_threads(),
         read_bytes: read_bytes(pool),
-        int8_macs: macs(pool, dispatch::int8_peak(isa)),
-        f32_macs: macs(pool, dispatch::f32_peak(isa)),
+        int8_macs: int_macs(pool, isa, 4),
+        f32_macs: macs(pool, f32_peak(isa)),
     }
 }
 
@@ -70,13 +69,28 @@ pub fn read_bytes(pool: &ThreadPool) -> f64 {
     PIECE_BYTES as f64 / time.as_secs_f64()
 }
 
+/// Multiply-adds a second of int8 with numbers of 4, 5, 6 or 8 bits. Without VNNI wide numbers cost more: fewer products
+/// fit in 16 bits.
+pub fn int_macs(pool: &ThreadPool, isa: Isa, bits: usize) -> f64 {
+    let isa = isa.or_best();
+    macs(
+        pool,
+        match bits {
+            5 => int_peak::<Held<5>>(isa),
+            6 => int_peak::<Held<6>>(isa),
+            8 => int_peak::<Held<8>>(isa),
+            _ => int_peak::<Held<4>>(isa),
+        },
+    )
+}
+
 /// A loop of multiply-adds; how many it did.
-pub type Peak = unsafe fn(usize) -> usize;
+type Peak = unsafe fn(usize) -> usize;
 
 fn macs(pool: &ThreadPool, peak: Peak) -> f64 {
     let done = AtomicUsize::new(0);
     let time = best(pool, |_, _| {
-        // SAFETY: `dispatch` gives loops for instructions that the machine has.
+        // SAFETY: `by_isa` gives loops for instructions that the machine has.
         let count = unsafe { peak(ROUNDS) };
         done.store(count, Ordering::Relaxed);
     });
@@ -92,54 +106,77 @@ fn best(pool: &ThreadPool, f: impl Fn(usize, &Team<'_>) + Sync) -> Duration {
     (0..RUNS).map(run).min().unwrap_or_default()
 }
 
-/// Weights that stay in registers.
-struct Held<L: Lanes>(L::Bytes);
+by_isa! {
+    fn int_peak[H: Bits](rounds: usize) -> usize = bytes (int)
+}
+by_isa! {
+    fn f32_peak[](rounds: usize) -> usize = floats (f32)
+}
 
-impl<L: Lanes> Numbers<L> for Held<L> {
-    const BITS: usize = 4;
+/// Bits of weights as a type.
+trait Bits: 'static {
+    const BITS: usize;
+}
+
+struct Held<const BITS: usize>;
+
+impl<const BITS: usize> Bits for Held<BITS> {
+    const BITS: usize = BITS;
+}
+
+/// Weights that stay in registers.
+struct Registers<S: Simd, H>(S::B, std::marker::PhantomData<H>);
+
+impl<S: Simd, H: Bits> Numbers<S> for Registers<S, H> {
+    const BITS: usize = H::BITS;
 
     #[inline(always)]
-    unsafe fn step(&self, _group: usize, _step: usize) -> L::Bytes {
+    unsafe fn step(&self, _vector: usize, _step: usize) -> S::B {
         self.0
     }
 }
 
 /// # Safety
-/// The machine has `L`'s instructions.
+/// The machine has `S`'s instructions.
 #[inline(always)]
-pub unsafe fn int8<L: Lanes>(rounds: usize) -> usize {
-    const M: usize = 6;
+unsafe fn int<S: Simd, H: Bits>(rounds: usize) -> usize {
+    const M: usize = 12;
     let x = [3i8; 32];
     // SAFETY: x has a block's numbers.
     unsafe {
-        let held = Held::<L>(L::load_bytes([1u8; 64].as_ptr()));
-        let mut sums = [L::splat_i32(0); M];
+        let weights = black_box([1u8; 64]);
+        let held = Registers::<S, H>(S::load_bytes(weights.as_ptr()), std::marker::PhantomData);
+        let mut sums = [S::splat_i32(0); M];
         for _ in 0..rounds {
-            let dots = L::dots::<_, STEPS, M, 1>(&held, 0, &[black_box(x.as_ptr()); M], &sums);
-            sums = dots.map(|[sum]| sum);
+            // All the same, which the compiler must not know.
+            let rows = std::array::from_fn(|_| black_box(x.as_ptr()));
+            let dots = S::dots::<_, STEPS, M, 1>(&held, 0, &rows);
+            for m in 0..M {
+                sums[m] = S::add_i32(sums[m], dots[m][0]);
+            }
         }
         black_box(sums);
     }
-    rounds * M * 16 * 32
+    rounds * M * S::LANES * 32
 }
 
 /// # Safety
-/// The machine has `L`'s instructions.
+/// The machine has `S`'s instructions.
 #[inline(always)]
-pub unsafe fn f32<L: Lanes>(rounds: usize) -> usize {
+unsafe fn f32<S: Simd>(rounds: usize) -> usize {
     const CHAINS: usize = 12;
     // SAFETY: the caller's.
     unsafe {
-        let (a, b) = (L::splat(black_box(0.5)), L::splat(black_box(1.0)));
+        let (a, b) = (S::splat(black_box(0.5)), S::splat(black_box(1.0)));
         let mut sums = [b; CHAINS];
         for _ in 0..rounds {
             for _ in 0..8 {
                 for sum in &mut sums {
-                    *sum = L::fma(*sum, a, b);
+                    *sum = S::fma(*sum, a, b);
                 }
             }
         }
         black_box(sums);
     }
-    rounds * 8 * CHAINS * 16
+    rounds * 8 * CHAINS * S::LANES
 }

@@ -32,6 +32,15 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
+    /// A slice that is read alone: whoever takes a part to write breaks `part_mut`'s promise.
+    pub fn reading(slice: &'a [T]) -> Shared<'a, T> {
+        Shared {
+            start: slice.as_ptr().cast_mut(),
+            len: slice.len(),
+            _lent: PhantomData,
+        }
+    }
+
     pub fn len(&self) -> usize {
         self.len
     }

@@ -79,7 +79,7 @@ impl Head {
             let x = unsafe { normed.part(0..normed.len()) };
             if let Some(quants) = quants {
                 // SAFETY: each row is one thread's.
-                unsafe { quants.fill_part(x, team.share(tokens.len(), 1), 0..hidden) };
+                unsafe { quants.fill_part(normed, team.share(tokens.len(), 1), 0..hidden) };
                 team.barrier();
             }
             let input = Input {

@@ -171,7 +171,7 @@ impl<'a> Region<'a> {
         if let Some(quants) = self.attended_quants {
             let columns = team.share(self.attended.width, crate::activations::BLOCK);
             // SAFETY: nobody writes `attended` now, and each thread has its columns.
-            unsafe { quants.fill_part(self.attended.all(), 0..self.num_tokens(), columns) };
+            unsafe { quants.fill_part(self.attended.all, 0..self.num_tokens(), columns) };
             team.barrier();
         }
         let norm = layer.output_norms.as_ref().map(|(norm, _)| norm.as_slice());
@@ -217,7 +217,7 @@ impl<'a> Region<'a> {
         }
         if let Some(quants) = self.gate_quants {
             // SAFETY: reads this thread's own part alone, and writes the same part of the quants.
-            unsafe { quants.fill_part(self.gate.all(), rows, columns) };
+            unsafe { quants.fill_part(self.gate.all, rows, columns) };
         }
         team.barrier();
         let norm = layer.output_norms.as_ref().map(|(_, norm)| norm.as_slice());
@@ -236,7 +236,7 @@ impl<'a> Region<'a> {
         if let Some(quants) = self.normed_quants {
             let rows = team.share(self.num_tokens(), 1);
             // SAFETY: reads and writes this thread's own rows.
-            unsafe { quants.fill_part(self.normed.all(), rows, 0..self.normed.width) };
+            unsafe { quants.fill_part(self.normed.all, rows, 0..self.normed.width) };
         }
     }
 

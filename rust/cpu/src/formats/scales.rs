@@ -72,7 +72,7 @@ pub fn get(format: Format, plane: &[u8], lane: usize, block: usize, half: usize)
 }
 
 /// What is taken from a number before it is scaled.
-pub fn zero(format: Format) -> i32 {
+pub const fn zero(format: Format) -> i32 {
     match format {
         Format::Q4_0 => 8,
         Format::Q6K => 32,

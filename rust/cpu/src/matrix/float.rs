@@ -3,86 +3,95 @@
 use super::format::{Format, GROUP};
 use super::integer::Kind;
 use super::product::{Product, Tile};
-use crate::element::Dtype;
-use crate::lanes::Lanes;
-
-/// Number format of a float kind's weights.
-const fn dtype(format: Format) -> Dtype {
-    match format {
-        Format::Bf16 => Dtype::Bf16,
-        Format::F16 => Dtype::F16,
-        _ => Dtype::F32,
-    }
-}
+use crate::simd::Simd;
 
 /// Sums that one row's products are added to in turn.
 const CHAINS: usize = 4;
 
+/// Load a vector of weights.
+///
+/// # Safety
+/// `LANES` numbers of `K`'s format are readable; the machine has `S`'s instructions.
+#[inline(always)]
+unsafe fn widen<S: Simd, K: Kind>(source: *const u8) -> S::V {
+    // SAFETY: the caller's.
+    unsafe {
+        match K::FORMAT {
+            Format::Bf16 => S::load_bf16(source.cast()),
+            Format::F16 => S::load_f16(source.cast()),
+            _ => S::load(source.cast()),
+        }
+    }
+}
+
 /// Add the products of one column.
 ///
 /// # Safety
-/// The weights and the input have that column; the machine has `L`'s instructions.
+/// The weights and the input have that column; the machine has `S`'s instructions.
 #[inline(always)]
-unsafe fn add<L: Lanes, const M: usize, const J: usize>(
-    sums: &mut [[L::F; J]; M],
-    dtype: Dtype,
+unsafe fn add<S: Simd, K: Kind, const M: usize, const J: usize>(
+    sums: &mut [[S::V; J]; M],
     x: &[*const f32; M],
     weights: &[*const u8; J],
     column: usize,
 ) {
+    let bytes = const { K::FORMAT.block().1 };
     // SAFETY: the caller's.
     unsafe {
-        let mut weight = [L::splat(0.0); J];
+        let mut weight = [S::splat(0.0); J];
         for j in 0..J {
-            weight[j] = L::widen(dtype, weights[j].add(column * GROUP * dtype.bytes()));
+            weight[j] = widen::<S, K>(weights[j].add(column * GROUP * bytes));
         }
         for m in 0..M {
-            let value = L::splat(*x[m].add(column));
+            let value = S::splat(*x[m].add(column));
             for j in 0..J {
-                sums[m][j] = L::fma(value, weight[j], sums[m][j]);
+                sums[m][j] = S::fma(value, weight[j], sums[m][j]);
             }
         }
     }
 }
 
-/// M rows of the input against J groups from `tile.group` on.
+/// M rows of the input against J vectors of weights from group `tile.group` on, over the tile's columns.
 ///
 /// # Safety
-/// The tile is within the product, whose matrix has format `K`; the machine has `L`'s instructions.
+/// The tile is within the product, whose matrix has format `K`; the machine has `S`'s instructions.
 #[inline(always)]
-pub unsafe fn tile<L: Lanes, K: Kind, const M: usize, const J: usize>(
+pub unsafe fn tile<S: Simd, K: Kind, const M: usize, const J: usize>(
     product: &Product<'_>,
-    tile: Tile,
+    tile: &Tile,
 ) {
     let (matrix, k) = (product.matrix, product.matrix.k());
-    let dtype = const { dtype(K::FORMAT) };
-    let weights: [*const u8; J] = std::array::from_fn(|j| matrix.numbers(tile.group + j));
+    let bytes = const { K::FORMAT.block().1 };
+    let group = |j: usize| tile.group + j / S::PARTS;
+    let lane = |j: usize| j % S::PARTS * S::LANES;
     // SAFETY: rows and groups are the product's; column < k.
     unsafe {
+        let weights: [*const u8; J] =
+            std::array::from_fn(|j| matrix.numbers(group(j)).add(lane(j) * bytes));
         let x: [*const f32; M] = std::array::from_fn(|m| product.x.add((tile.row + m) * k));
-        let mut sums = [[L::splat(0.0); J]; M];
-        let mut done = 0;
+        let mut sums = [[S::splat(0.0); J]; M];
+        let mut done = tile.columns.start;
         if M == 1 {
             // One chain of additions would be slower than memory.
-            let mut chains = [[[L::splat(0.0); J]; M]; CHAINS];
-            while done + CHAINS <= k {
+            let mut chains = [[[S::splat(0.0); J]; M]; CHAINS];
+            while done + CHAINS <= tile.columns.end {
                 for (i, sums) in chains.iter_mut().enumerate() {
-                    add::<L, M, J>(sums, dtype, &x, &weights, done + i);
+                    add::<S, K, M, J>(sums, &x, &weights, done + i);
                 }
                 done += CHAINS;
             }
             for chain in chains {
                 for j in 0..J {
-                    sums[0][j] = L::fma(chain[0][j], L::splat(1.0), sums[0][j]);
+                    sums[0][j] = S::add(chain[0][j], sums[0][j]);
                 }
             }
         }
-        for column in done..k {
-            add::<L, M, J>(&mut sums, dtype, &x, &weights, column);
+        for column in done..tile.columns.end {
+            add::<S, K, M, J>(&mut sums, &x, &weights, column);
         }
         for m in 0..M {
             for j in 0..J {
-                product.finish::<L>(tile.row + m, tile.group + j, sums[m][j]);
+                product.finish::<S>(tile, m, group(j) * GROUP + lane(j), sums[m][j]);
             }
         }
     }

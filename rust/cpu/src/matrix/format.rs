@@ -8,8 +8,7 @@ use std::str::FromStr;
 
 use crate::error::KernelError;
 
-/// Rows that are interleaved.
-pub const GROUP: usize = 16;
+pub use crate::simd::GROUP;
 
 /// How weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +63,7 @@ impl Format {
     }
 
     /// Columns and bytes of a block of the source.
-    pub fn block(self) -> (usize, usize) {
+    pub const fn block(self) -> (usize, usize) {
         match self {
             Format::F32 => (1, 4),
             Format::Bf16 | Format::F16 => (1, 2),
@@ -79,7 +78,7 @@ impl Format {
     }
 
     /// Products need the input as `Activations` too.
-    pub fn is_integer(self) -> bool {
+    pub const fn is_integer(self) -> bool {
         !matches!(self, Format::F32 | Format::Bf16 | Format::F16)
     }
 

@@ -1,15 +1,16 @@
 //! Tiles of a product of integer weights with int8 activations: exact integer sums within a block of 32 columns (or a half
 //! of 16), scaled and added up in f32.
+//!
+//! A block's numbers stay unsigned (or moved by the instruction set's bias): sum (number - zero) x scale + minimum is
+//! dot * scale + (minimum - zero * scale) * total, with the input's total made once (activations.rs).
 
 use std::marker::PhantomData;
 
 use super::format::{Format, GROUP};
 use super::product::{Product, Tile};
-use crate::activations::Activations;
-use crate::element::Dtype;
+use crate::activations::Block;
 use crate::formats::{planes, scales};
-use crate::lanes::{Lanes, Numbers, STEPS};
-use crate::simd::prefetch;
+use crate::simd::{Numbers, STEPS, Simd, prefetch};
 
 /// Bytes ahead of the products that one row's weights are asked for.
 const AHEAD: usize = 2048;
@@ -19,6 +20,12 @@ pub trait Kind: Copy + 'static {
     const FORMAT: Format;
     const BITS: usize = planes::bits(Self::FORMAT);
     const BLOCK_BYTES: usize = planes::block_bytes(Self::BITS);
+    /// Scales of a block and row.
+    const HALVES: usize = if matches!(Self::FORMAT, Format::Q6K) {
+        2
+    } else {
+        1
+    };
 }
 
 /// `Kind` number `Format as usize`.
@@ -29,34 +36,81 @@ impl<const FORMAT: usize> Kind for Of<FORMAT> {
     const FORMAT: Format = Format::ALL[FORMAT];
 }
 
-/// The same packed block of J groups.
-struct Packed<K, const J: usize> {
-    at: [*const u8; J],
+/// What is taken from a number before it is scaled, as `S` multiplies it.
+const fn zero<S: Simd, K: Kind>() -> i32 {
+    scales::zero(K::FORMAT) + if K::BITS == 8 { S::BIAS } else { 0 }
+}
+
+/// Products have a part that depends on the input's totals.
+const fn has_least<S: Simd, K: Kind>() -> bool {
+    zero::<S, K>() != 0 || matches!(K::FORMAT, Format::Q4_1 | Format::Q4K | Format::Q5K)
+}
+
+/// A block of some vectors of weights.
+pub trait Source<S: Simd>: Numbers<S> {
+    /// Per row, of half `half` of the block: what the dot of the numbers is multiplied by, and what the input's total is.
+    ///
+    /// # Safety
+    /// The machine has `S`'s instructions.
+    unsafe fn scales(&self, vector: usize, half: usize) -> (S::V, S::V);
+}
+
+/// The same block of J vectors as a matrix keeps it.
+pub struct Packed<K, const J: usize> {
+    numbers: [*const u8; J],
+    scales: [*const u8; J],
+    block: usize,
     kind: PhantomData<K>,
 }
 
-impl<L: Lanes, K: Kind, const J: usize> Numbers<L> for Packed<K, J> {
+impl<K: Kind, const J: usize> Packed<K, J> {
+    /// Block `block` from group `group` on.
+    ///
+    /// # Safety
+    /// The product's matrix has format `K`, these groups and this block.
+    #[inline(always)]
+    pub unsafe fn new<S: Simd>(product: &Product<'_>, group: usize, block: usize) -> Self {
+        let matrix = product.matrix;
+        let group = |j: usize| group + j / S::PARTS;
+        Self {
+            numbers: std::array::from_fn(|j| {
+                let vector = j % S::PARTS * 4 * S::LANES;
+                // SAFETY: within the group's packed block.
+                unsafe {
+                    matrix
+                        .numbers(group(j))
+                        .add(block * K::BLOCK_BYTES + vector)
+                }
+            }),
+            scales: std::array::from_fn(|j| matrix.scales(group(j))),
+            block,
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<S: Simd, K: Kind, const J: usize> Numbers<S> for Packed<K, J> {
     const BITS: usize = K::BITS;
 
     #[inline(always)]
-    unsafe fn step(&self, group: usize, step: usize) -> L::Bytes {
+    unsafe fn step(&self, vector: usize, step: usize) -> S::B {
         // SAFETY: a packed block has the vectors that its bits imply (planes.rs).
         unsafe {
-            let at = self.at[group];
+            let at = self.numbers[vector];
             if K::BITS == 8 {
-                return L::bias(L::load_bytes(at.add(64 * step)));
+                return S::bias(S::load_bytes(at.add(64 * step)));
             }
-            let pair = L::load_bytes(at.add(64 * (step % 4)));
+            let pair = S::load_bytes(at.add(64 * (step % 4)));
             let low = if step < 4 {
-                L::and(pair, 15)
+                S::and(pair, 15)
             } else {
-                L::and(L::shift_right(pair, 4), 15)
+                S::and(S::shift_right::<4>(pair), 15)
             };
             match K::BITS {
-                5 => L::or(low, high::<L>(at.add(256), step, 0x10)),
+                5 => S::or(low, high::<S>(at.add(256), step, 0x10)),
                 6 => {
                     let plane = at.add(256 + 64 * (step / 4));
-                    L::or(low, high::<L>(plane, 2 * (step % 4), 0x30))
+                    S::or(low, high::<S>(plane, 2 * (step % 4), 0x30))
                 }
                 _ => low,
             }
@@ -67,182 +121,157 @@ impl<L: Lanes, K: Kind, const J: usize> Numbers<L> for Packed<K, J> {
 /// Bits from `first` on of each byte of a plane, moved to where `mask` is.
 ///
 /// # Safety
-/// The plane is 64 bytes; the machine has `L`'s instructions.
+/// A vector of the plane is readable; the machine has `S`'s instructions.
 #[inline(always)]
-unsafe fn high<L: Lanes>(plane: *const u8, first: usize, mask: u8) -> L::Bytes {
+unsafe fn high<S: Simd>(plane: *const u8, first: usize, mask: u8) -> S::B {
     // SAFETY: the caller's.
     unsafe {
-        let plane = L::load_bytes(plane);
-        let moved = if first <= 4 {
-            L::shift_left(plane, 4 - first as u32)
-        } else {
-            L::shift_right(plane, first as u32 - 4)
+        let plane = S::load_bytes(plane);
+        let moved = match first {
+            0 => S::shift_left::<4>(plane),
+            1 => S::shift_left::<3>(plane),
+            2 => S::shift_left::<2>(plane),
+            3 => S::shift_left::<1>(plane),
+            4 => plane,
+            5 => S::shift_right::<1>(plane),
+            6 => S::shift_right::<2>(plane),
+            _ => S::shift_right::<3>(plane),
         };
-        L::and(moved, mask)
+        S::and(moved, mask)
     }
 }
 
-/// Scales and minima of block `block` of a group; for `Q6_K` those of half `half`.
-///
-/// # Safety
-/// `plane` is the group's plane of scales and has that block; the machine has `L`'s instructions.
-#[inline(always)]
-unsafe fn scale<L: Lanes, K: Kind>(plane: *const u8, block: usize, half: usize) -> (L::F, L::F) {
-    // SAFETY: the layout is that of formats/scales.rs.
-    unsafe {
-        let f16 = |at: usize| L::widen(Dtype::F16, plane.add(at));
-        match K::FORMAT {
-            Format::Q8_0 | Format::Q4_0 => (f16(block * 32), L::splat(0.0)),
-            Format::Q4_1 => (f16(block * 64), f16(block * 64 + 32)),
-            Format::Q4K | Format::Q5K => {
-                let start = block / 8 * 320;
-                let small = plane.add(start + 64 + block % 8 * 32);
-                let least = L::mul(f16(start + 32), L::load_u8(small.add(GROUP)));
-                (
-                    L::mul(f16(start), L::load_u8(small)),
-                    L::mul(least, L::splat(-1.0)),
-                )
-            }
-            Format::Q6K => {
-                let start = block / 8 * 288;
-                let small = plane.add(start + 32 + (block % 8 * 2 + half) * GROUP);
-                (L::mul(f16(start), L::load_i8(small)), L::splat(0.0))
-            }
-            _ => (L::splat(1.0), L::splat(0.0)),
-        }
-    }
-}
-
-/// The input's rows of a tile.
-struct Rows<const M: usize> {
-    quants: [*const i8; M],
-    scales: [*const f32; M],
-    sums: [*const i32; M],
-}
-
-impl<const M: usize> Rows<M> {
+impl<S: Simd, K: Kind, const J: usize> Source<S> for Packed<K, J> {
     #[inline(always)]
-    fn of(x: &Activations, first: usize) -> Rows<M> {
-        Rows {
-            quants: std::array::from_fn(|m| x.quants(first + m)),
-            scales: std::array::from_fn(|m| x.scales(first + m)),
-            sums: std::array::from_fn(|m| x.sums(first + m)),
-        }
-    }
-
-    /// Sum of the quants of a block, or of half `half` of it.
-    ///
-    /// # Safety
-    /// block < blocks of the row.
-    #[inline(always)]
-    unsafe fn sum(&self, m: usize, block: usize, half: Option<usize>) -> i32 {
-        // SAFETY: the caller's.
+    unsafe fn scales(&self, vector: usize, half: usize) -> (S::V, S::V) {
+        let (plane, block) = (self.scales[vector], self.block);
+        let lane = vector % S::PARTS * S::LANES;
+        let zero = const { -zero::<S, K>() as f32 };
+        // SAFETY: the layout is that of formats/scales.rs.
         unsafe {
-            let sums = self.sums[m].add(2 * block);
-            half.map_or_else(|| *sums + *sums.add(1), |half| *sums.add(half))
+            let f16 = |at: usize| S::load_f16(plane.add(at + 2 * lane).cast());
+            let u8 = |at: usize| S::load_u8(plane.add(at + lane));
+            let (scale, least) = match K::FORMAT {
+                Format::Q4_1 => return (f16(block * 64), f16(block * 64 + 32)),
+                Format::Q4K | Format::Q5K => {
+                    let start = block / 8 * 320;
+                    let small = start + 64 + block % 8 * 32;
+                    let least = S::mul(f16(start + 32), u8(small + GROUP));
+                    let scale = S::mul(f16(start), u8(small));
+                    return (scale, S::mul(least, S::splat(-1.0)));
+                }
+                Format::Q6K => {
+                    let start = block / 8 * 288;
+                    let small = plane.add(start + 32 + (block % 8 * 2 + half) * GROUP + lane);
+                    (S::mul(f16(start), S::load_i8(small.cast())), zero)
+                }
+                Format::Q8_0 | Format::Q4_0 => (f16(block * 32), zero),
+                _ => (S::splat(1.0), zero),
+            };
+            (scale, S::mul(scale, S::splat(least)))
         }
     }
 }
 
-/// M rows of the input against J groups from `tile.group` on.
+/// Add a block's products of M rows and J vectors.
 ///
 /// # Safety
-/// The tile is within the product, whose matrix has format `K`; the machine has `L`'s instructions.
+/// x points to a block each; the machine has `S`'s instructions.
 #[inline(always)]
-pub unsafe fn tile<L: Lanes, K: Kind, const M: usize, const J: usize>(
-    product: &Product<'_>,
-    tile: Tile,
+unsafe fn add<S: Simd, K: Kind, W: Source<S>, const M: usize, const J: usize>(
+    sums: &mut [[S::V; J]; M],
+    weights: &W,
+    x: &[*const Block; M],
 ) {
-    let (matrix, x) = (product.matrix, product.quantized);
-    let rows = Rows::<M>::of(x, tile.row);
-    let numbers: [*const u8; J] = std::array::from_fn(|j| matrix.numbers(tile.group + j));
-    let plane: [*const u8; J] = std::array::from_fn(|j| matrix.scales(tile.group + j));
-    let zero = scales::zero(K::FORMAT) + if K::BITS == 8 { L::BIAS } else { 0 };
-    // SAFETY: blocks are the matrix's, and those of the input (the widths are equal).
+    // SAFETY: the caller's; quants are a block's first bytes.
     unsafe {
-        let mut sums = [[L::splat(0.0); J]; M];
-        for block in 0..x.num_blocks() {
-            let packed = Packed::<K, J> {
-                at: numbers.map(|at| at.add(block * K::BLOCK_BYTES)),
-                kind: PhantomData,
-            };
-            if M == 1 {
-                for at in packed.at {
-                    prefetch(at.wrapping_add(AHEAD), K::BLOCK_BYTES);
-                }
-            }
-            let quants = rows.quants.map(|at| at.add(block * 32));
-            let start = |half| {
-                std::array::from_fn::<_, M, _>(|m| L::splat_i32(-zero * rows.sum(m, block, half)))
-            };
-            let factor: [L::F; M] = std::array::from_fn(|m| L::splat(*rows.scales[m].add(block)));
-            if K::FORMAT == Format::Q6K {
-                let first = L::dots::<_, { STEPS / 2 }, M, J>(&packed, 0, &quants, &start(Some(0)));
-                add::<L, K, M, J>(&mut sums, &first, &factor, &plane, block, 0);
-                let second =
-                    L::dots::<_, { STEPS / 2 }, M, J>(&packed, STEPS / 2, &quants, &start(Some(1)));
-                add::<L, K, M, J>(&mut sums, &second, &factor, &plane, block, 1);
+        let quants = x.map(<*const Block>::cast::<i8>);
+        for half in 0..K::HALVES {
+            let dots = if K::HALVES == 1 {
+                S::dots::<_, STEPS, M, J>(weights, 0, &quants)
             } else {
-                let start = if zero == 0 {
-                    [L::splat_i32(0); M]
-                } else {
-                    start(None)
-                };
-                let dots = L::dots::<_, STEPS, M, J>(&packed, 0, &quants, &start);
-                add::<L, K, M, J>(&mut sums, &dots, &factor, &plane, block, 0);
+                S::dots::<_, { STEPS / 2 }, M, J>(weights, half * STEPS / 2, &quants)
+            };
+            let mut scales = [(S::splat(0.0), S::splat(0.0)); J];
+            for j in 0..J {
+                scales[j] = weights.scales(j, half);
             }
-            if matches!(K::FORMAT, Format::Q4_1 | Format::Q4K | Format::Q5K) {
+            for m in 0..M {
+                let factor = S::splat((*x[m]).scale);
+                let total = S::splat(if K::HALVES == 1 {
+                    (*x[m]).total
+                } else {
+                    (*x[m]).halves[half]
+                });
                 for j in 0..J {
-                    let (_, least) = scale::<L, K>(plane[j], block, 0);
-                    for m in 0..M {
-                        let total = rows.sum(m, block, None) as f32 * *rows.scales[m].add(block);
-                        sums[m][j] = L::fma(L::splat(total), least, sums[m][j]);
+                    let (scale, least) = scales[j];
+                    let dot = S::to_float(dots[m][j]);
+                    sums[m][j] = if matches!(K::FORMAT, Format::Int8) {
+                        S::fma(dot, factor, sums[m][j])
+                    } else {
+                        S::fma(S::mul(dot, factor), scale, sums[m][j])
+                    };
+                    if const { has_least::<S, K>() } {
+                        sums[m][j] = S::fma(total, least, sums[m][j]);
                     }
                 }
             }
         }
-        if K::FORMAT == Format::Int8 {
-            for j in 0..J {
-                let scale = L::load(plane[j].cast());
-                for m in 0..M {
-                    sums[m][j] = L::mul(sums[m][j], scale);
-                }
-            }
-        }
-        for m in 0..M {
-            for j in 0..J {
-                product.finish::<L>(tile.row + m, tile.group + j, sums[m][j]);
-            }
-        }
     }
 }
 
-/// Add the scaled dots of a block (or of a half) to the sums.
+/// M rows of the input against J vectors of weights from group `tile.group` on, over the tile's blocks.
 ///
 /// # Safety
-/// As `scale`.
+/// The tile is within the product, whose matrix has format `K`; `panel`, if any, was made of these groups and blocks; the
+/// machine has `S`'s instructions.
 #[inline(always)]
-unsafe fn add<L: Lanes, K: Kind, const M: usize, const J: usize>(
-    sums: &mut [[L::F; J]; M],
-    dots: &[[L::I; J]; M],
-    factor: &[L::F; M],
-    plane: &[*const u8; J],
-    block: usize,
-    half: usize,
+pub unsafe fn tile<S: Simd, K: Kind, const M: usize, const J: usize>(
+    product: &Product<'_>,
+    tile: &Tile,
 ) {
-    // SAFETY: the caller's.
+    let blocks = tile.columns.start / 32..tile.columns.end.div_ceil(32);
+    // SAFETY: blocks are the matrix's, and those of the input (the widths are equal).
     unsafe {
-        for j in 0..J {
-            if K::FORMAT == Format::Int8 {
-                for m in 0..M {
-                    sums[m][j] = L::fma(L::to_float(dots[m][j]), factor[m], sums[m][j]);
+        let rows: [*const Block; M] = std::array::from_fn(|m| product.quantized.row(tile.row + m));
+        let mut sums = [[S::splat(0.0); J]; M];
+        for block in blocks {
+            let weights = Packed::<K, J>::new::<S>(product, tile.group, block);
+            if M == 1 {
+                for j in (0..J).step_by(S::PARTS) {
+                    prefetch(weights.numbers[j].wrapping_add(AHEAD), K::BLOCK_BYTES);
                 }
-                continue;
             }
-            let (scale, _) = scale::<L, K>(plane[j], block, half);
+            add::<S, K, _, M, J>(&mut sums, &weights, &rows.map(|row| row.add(block)));
+        }
+        finish::<S, K, M, J>(product, tile, sums);
+    }
+}
+
+/// # Safety
+/// As `tile`.
+#[inline(always)]
+unsafe fn finish<S: Simd, K: Kind, const M: usize, const J: usize>(
+    product: &Product<'_>,
+    tile: &Tile,
+    sums: [[S::V; J]; M],
+) {
+    for j in 0..J {
+        let group = tile.group + j / S::PARTS;
+        let lane = j % S::PARTS * S::LANES;
+        #[allow(clippy::cast_ptr_alignment)] // scales of int8 are f32
+        // SAFETY: the caller's; a group of int8 has a scale for each row.
+        unsafe {
+            let scale = match K::FORMAT {
+                Format::Int8 => S::load(product.matrix.scales(group).cast::<f32>().add(lane)),
+                _ => S::splat(1.0),
+            };
             for m in 0..M {
-                let scaled = L::mul(L::to_float(dots[m][j]), factor[m]);
-                sums[m][j] = L::fma(scaled, scale, sums[m][j]);
+                let sum = match K::FORMAT {
+                    Format::Int8 => S::mul(sums[m][j], scale),
+                    _ => sums[m][j],
+                };
+                product.finish::<S>(tile, m, group * GROUP + lane, sum);
             }
         }
     }

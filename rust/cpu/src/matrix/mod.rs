@@ -14,7 +14,6 @@ mod quantize;
 use std::ops::Range;
 
 use crate::activations::{Activations, BLOCK};
-use crate::dispatch;
 use crate::isa::Isa;
 use crate::lines::Lines;
 use crate::pool::{Team, ThreadPool, share};
@@ -97,7 +96,7 @@ impl Matrix {
     /// The same with chosen instructions, which the machine must have (others fall back to the best).
     #[must_use]
     pub fn with_isa(mut self, isa: Isa) -> Matrix {
-        self.run = dispatch::product(self.format, isa.or_best());
+        self.run = product::kernel(self.format, isa.or_best());
         self
     }
 

@@ -1,8 +1,7 @@
 //! From source bytes to the packed form, and one row back.
 
-use super::Matrix;
 use super::format::{Format, GROUP};
-use crate::dispatch;
+use super::{Matrix, product};
 use crate::element::{Bf16, Element, F16};
 use crate::error::KernelError;
 use crate::formats::{gguf, planes, scales};
@@ -70,7 +69,7 @@ impl Matrix {
             format,
             n,
             k,
-            run: dispatch::product(format, Isa::best()),
+            run: product::kernel(format, Isa::best()),
             stride,
             numbers: Lines::zeroed(groups * stride),
             scale_stride,

@@ -2,16 +2,20 @@
 
 use std::ops::Range;
 
-use super::format::GROUP;
-use super::integer::Kind;
+use super::format::{Format, GROUP};
+use super::integer::{Kind, Of};
 use super::{Input, Matrix, Output, float, integer};
 use crate::activations::Activations;
-use crate::lanes::Lanes;
+use crate::isa::Isa;
+use crate::simd::{Simd, by_isa};
 
 /// Rows of the input that a tile handles at once, at most.
 pub const ROWS: usize = 12;
 /// Bytes of the input's rows that stay in the second-level cache while all weights pass by.
 const ROWS_BYTES: usize = 384 << 10;
+/// Columns of which a group's weights stay in the first-level cache while rows pass by: whole blocks of every format.
+const INTEGER_COLUMNS: usize = 1024;
+const FLOAT_COLUMNS: usize = 256;
 
 /// A checked product, as kernels see it.
 pub struct Product<'a> {
@@ -22,39 +26,51 @@ pub struct Product<'a> {
     pub output: &'a Output<'a>,
 }
 
-/// Where a tile starts.
-#[derive(Clone, Copy)]
+/// Where a tile starts, and the columns of the input that it adds up: those from 0 on overwrite the output (unless it is
+/// to be added to), later ones are added.
 pub struct Tile {
     pub row: usize,
     pub group: usize,
+    pub columns: Range<usize>,
 }
 
 impl Product<'_> {
-    /// Take the results of one row and the 16 outputs of one group.
+    /// Take the results of row `m` of a tile and the outputs from `first` on, those of one vector.
     ///
     /// # Safety
-    /// They are this thread's; the machine has `L`'s instructions.
+    /// They are this thread's; the machine has `S`'s instructions.
     #[inline(always)]
-    pub unsafe fn finish<L: Lanes>(&self, row: usize, group: usize, sums: L::F) {
+    pub unsafe fn finish<S: Simd>(&self, tile: &Tile, m: usize, first: usize, sums: S::V) {
         let output = self.output;
-        let first = group * GROUP;
-        let count = GROUP.min(self.matrix.n() - first);
-        let mut line = [0.0; GROUP];
+        let count = S::LANES.min(self.matrix.n().saturating_sub(first));
+        if count == 0 {
+            return;
+        }
+        let is_first = tile.columns.start == 0;
+        let bias = output
+            .bias
+            .filter(|_| is_first)
+            .map(|bias| &bias[first..first + count]);
+        let add = output.add || !is_first;
+        let at = (tile.row + m) * output.stride + output.column + first;
         // SAFETY: the output holds every row's n results (`Matrix::check`).
         unsafe {
-            let target = output
-                .to
-                .address(row * output.stride + output.column + first);
-            L::store(line.as_mut_ptr(), sums);
-            if let Some(bias) = output.bias {
-                for (value, bias) in line.iter_mut().zip(&bias[first..first + count]) {
-                    *value += bias;
+            let target = output.to.address(at);
+            if count == S::LANES {
+                let mut sums = sums;
+                if let Some(bias) = bias {
+                    sums = S::add(sums, S::load(bias.as_ptr()));
                 }
+                if add {
+                    sums = S::add(sums, S::load(target));
+                }
+                return S::store(target, sums);
             }
-            if output.add {
-                for (i, value) in line[..count].iter_mut().enumerate() {
-                    *value += *target.add(i);
-                }
+            let mut line = [0.0; GROUP];
+            S::store(line.as_mut_ptr(), sums);
+            for (i, value) in line[..count].iter_mut().enumerate() {
+                *value += bias.map_or(0.0, |bias| bias[i]);
+                *value += if add { *target.add(i) } else { 0.0 };
             }
             target.copy_from_nonoverlapping(line.as_ptr(), count);
         }
@@ -84,36 +100,78 @@ pub unsafe fn run(
     unsafe { (matrix.run)(&product, rows, columns) };
 }
 
-/// Rows and groups of the tiles that an instruction set's registers hold, and the rows where only one group is left.
-const fn sizes((rows, width): (usize, usize)) -> (usize, usize, usize) {
-    let lone = if width == 2 && rows > 4 { 4 } else { rows };
-    (rows, width, lone)
+by_isa! {
+    fn float[K: Kind](product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) -> () = floats (floats)
+}
+by_isa! {
+    fn integer[K: Kind](product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) -> () = bytes (integers)
 }
 
-/// A kernel for tiles of M rows by J groups.
+/// The kernel for products with a matrix of this format. The machine must have the instructions.
+pub fn kernel(format: Format, isa: Isa) -> Run {
+    match format {
+        Format::F32 => float::<Of<{ Format::F32 as usize }>>(isa),
+        Format::Bf16 => float::<Of<{ Format::Bf16 as usize }>>(isa),
+        Format::F16 => float::<Of<{ Format::F16 as usize }>>(isa),
+        Format::Int8 => integer::<Of<{ Format::Int8 as usize }>>(isa),
+        Format::Q8_0 => integer::<Of<{ Format::Q8_0 as usize }>>(isa),
+        Format::Q4_0 => integer::<Of<{ Format::Q4_0 as usize }>>(isa),
+        Format::Q4_1 => integer::<Of<{ Format::Q4_1 as usize }>>(isa),
+        Format::Q4K => integer::<Of<{ Format::Q4K as usize }>>(isa),
+        Format::Q5K => integer::<Of<{ Format::Q5K as usize }>>(isa),
+        Format::Q6K => integer::<Of<{ Format::Q6K as usize }>>(isa),
+    }
+}
+
+/// Rows and groups of a tile that registers hold.
+type Size = (usize, usize);
+
+const fn float_size<S: Simd, K: Kind>() -> Size {
+    S::FLOAT_TILE
+}
+
+const fn integer_size<S: Simd, K: Kind>() -> Size {
+    S::INTEGER_TILES[K::BITS - 4]
+}
+
+/// Rows of a tile where only one group is left: not more than needed to hide latencies, as each size is compiled.
+const fn lone((rows, width): Size) -> usize {
+    if width == 2 && rows > 4 { 4 } else { rows }
+}
+
+/// A kernel for tiles of M rows by J vectors.
 macro_rules! tiles {
-    ($name:ident, $module:ident, $tile:ident, [$($m:literal),*]) => {
+    ($name:ident, $module:ident, $size:ident, [$($m:literal),*]) => {
         /// Compute rows by columns.
         ///
         /// # Safety
-        /// As `run`; the matrix has format `K`, the machine has `L`'s instructions.
+        /// As `run`; the matrix has format `K`, the machine has `S`'s instructions.
         #[inline(always)]
-        pub unsafe fn $name<L: Lanes, K: Kind>(product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) {
-            // A closure in place of this loop's body would not be compiled for the instructions.
-            for (tile, num_rows, wide) in Cut::of::<K>(product.matrix.k(), L::$tile, rows, columns) {
-                // SAFETY: the caller's; the cut's tiles are within rows and columns.
-                unsafe {
-                    // A tile that no cut gives is not compiled.
-                    match (num_rows, wide) {
-                        $(
-                            ($m, true) => if const { $m > 1 && $m <= sizes(L::$tile).0 && sizes(L::$tile).1 == 2 } {
-                                $module::tile::<L, K, $m, 2>(product, tile);
-                            },
-                            ($m, false) => if const { $m <= sizes(L::$tile).2 } {
-                                $module::tile::<L, K, $m, 1>(product, tile);
-                            },
-                        )*
-                        _ => unreachable!("{num_rows} rows in a tile"),
+        unsafe fn $name<S: Simd, K: Kind>(product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) {
+            // A closure in place of these loops' bodies would not be compiled for the instructions.
+            for pass in Passes::of::<K>(product.matrix.k(), const { $size::<S, K>() }, rows, columns) {
+                for index in 0..pass.num_tiles {
+                    let (tile, num_rows) = pass.tile(index);
+                    // SAFETY: the caller's; a pass is within rows and columns.
+                    unsafe {
+                        // A tile that no pass has is not compiled.
+                        match (num_rows, pass.is_wide, S::PARTS) {
+                            $(
+                                ($m, true, 1) => if const { $m > 1 && $m <= $size::<S, K>().0 && $size::<S, K>().1 == 2 } {
+                                    $module::tile::<S, K, $m, 2>(product, &tile);
+                                },
+                                ($m, false, 1) => if const { $m <= lone($size::<S, K>()) && S::PARTS == 1 } {
+                                    $module::tile::<S, K, $m, 1>(product, &tile);
+                                },
+                                ($m, false, 2) => if const { $m <= lone($size::<S, K>()) && S::PARTS == 2 } {
+                                    $module::tile::<S, K, $m, 2>(product, &tile);
+                                },
+                                ($m, false, 4) => if const { $m <= lone($size::<S, K>()) && S::PARTS == 4 } {
+                                    $module::tile::<S, K, $m, 4>(product, &tile);
+                                },
+                            )*
+                            _ => unreachable!("{num_rows} rows in a tile"),
+                        }
                     }
                 }
             }
@@ -121,109 +179,158 @@ macro_rules! tiles {
     };
 }
 
-tiles!(integers, integer, TILE, [1, 2, 3, 4, 5, 6]);
+tiles!(integers, integer, integer_size, [1, 2, 3, 4, 5, 6]);
 tiles!(
     floats,
     float,
-    FLOAT_TILE,
+    float_size,
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 );
 
-/// The tiles of a part: chunks of rows that stay in cache; within one, group after group (or pair of groups); within
-/// that, all rows.
-struct Cut {
+/// Rows that pass by the same weights, tile by tile.
+struct Pass {
     rows: Range<usize>,
-    groups: Range<usize>,
-    tile: (usize, usize),
-    /// Rows of a chunk.
-    chunk: usize,
-    /// The chunk's and the group's that come next, and the number of the tile within the chunk.
-    row: usize,
     group: usize,
-    index: usize,
+    /// Two groups.
+    is_wide: bool,
+    columns: Range<usize>,
+    num_tiles: usize,
 }
 
-impl Cut {
-    fn of<K: Kind>(
-        k: usize,
-        tile: (usize, usize),
-        rows: Range<usize>,
-        columns: Range<usize>,
-    ) -> Cut {
-        let row_bytes = k * if K::FORMAT.is_integer() { 1 } else { 4 };
+impl Pass {
+    /// Tile `index`, and its rows. Tiles are of nearly the same size: a last one of one row would cost as much as a full
+    /// one.
+    fn tile(&self, index: usize) -> (Tile, usize) {
+        let at = |i: usize| self.rows.start + self.rows.len() * i / self.num_tiles;
+        let tile = Tile {
+            row: at(index),
+            group: self.group,
+            columns: self.columns.clone(),
+        };
+        (tile, at(index + 1) - at(index))
+    }
+}
+
+/// The passes of a part: chunks of rows that stay in cache; within one, group after group (or pair of groups); within
+/// that, pieces of columns.
+struct Passes {
+    rows: Range<usize>,
+    groups: Range<usize>,
+    k: usize,
+    size: Size,
+    /// Columns of a piece, if there are several tiles of rows.
+    piece: usize,
+    /// Rows of a chunk.
+    chunk: usize,
+    /// What the next one starts with.
+    row: usize,
+    group: usize,
+    column: usize,
+}
+
+impl Passes {
+    fn of<K: Kind>(k: usize, size: Size, rows: Range<usize>, columns: Range<usize>) -> Passes {
+        let (bytes, most) = if K::FORMAT.is_integer() {
+            (1, INTEGER_COLUMNS)
+        } else {
+            (4, FLOAT_COLUMNS)
+        };
         let groups = columns.start / GROUP..columns.end.div_ceil(GROUP);
-        Cut {
-            chunk: (ROWS_BYTES / row_bytes)
-                .next_multiple_of(tile.0)
-                .max(tile.0),
+        Passes {
+            chunk: (ROWS_BYTES / (k * bytes))
+                .next_multiple_of(size.0)
+                .max(size.0),
+            // Pieces of nearly the same size.
+            piece: k.div_ceil(k.div_ceil(most)).next_multiple_of(256),
             row: rows.start,
             group: groups.start,
-            index: 0,
+            column: 0,
+            k,
             rows,
             groups,
-            tile,
+            size,
         }
     }
 }
 
-impl Iterator for Cut {
-    /// Where, how many rows, and whether it has two groups.
-    type Item = (Tile, usize, bool);
+impl Iterator for Passes {
+    type Item = Pass;
 
-    fn next(&mut self) -> Option<Self::Item> {
+    fn next(&mut self) -> Option<Pass> {
         if self.row >= self.rows.end || self.groups.is_empty() {
             return None;
         }
-        let (most, width, lone) = sizes(self.tile);
         let count = self.chunk.min(self.rows.end - self.row);
         // One row: the weights' speed counts, and one stream of them is read fastest.
-        let wide = width == 2 && count > 1 && self.group + 2 <= self.groups.end;
-        // Tiles of nearly the same size: a last one of one row would cost as much as a full one.
-        let num_tiles = count.div_ceil(if wide { most } else { lone });
-        let at = |i: usize| self.row + count * i / num_tiles;
-        let (row, end) = (at(self.index), at(self.index + 1));
-        let group = self.group;
-        self.index += 1;
-        if self.index == num_tiles {
-            self.index = 0;
-            self.group += if wide { 2 } else { 1 };
+        let is_wide = self.size.1 == 2 && count > 1 && self.group + 2 <= self.groups.end;
+        let most = if is_wide {
+            self.size.0
+        } else {
+            lone(self.size)
+        };
+        let num_tiles = count.div_ceil(most);
+        let end = if num_tiles == 1 {
+            self.k
+        } else {
+            self.k.min(self.column + self.piece)
+        };
+        let pass = Pass {
+            rows: self.row..self.row + count,
+            group: self.group,
+            is_wide,
+            columns: self.column..end,
+            num_tiles,
+        };
+        self.column = end;
+        if end == self.k {
+            self.column = 0;
+            self.group += if is_wide { 2 } else { 1 };
             if self.group == self.groups.end {
                 self.group = self.groups.start;
                 self.row += count;
             }
         }
-        Some((Tile { row, group }, end - row, wide))
+        Some(pass)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::integer::Of;
     use super::*;
 
     #[test]
-    fn a_cut_covers_every_row_and_group_once() {
-        for (num_rows, columns, k, tile) in [
+    fn passes_cover_every_row_group_and_column_once() {
+        for (num_rows, columns, k, size) in [
             (1, 0..160, 64, (6, 2)),
             (23, 32..100, 64, (6, 2)),
             (40, 0..17, 1 << 16, (6, 2)),
-            (9, 16..48, 1 << 20, (4, 1)),
+            (9, 16..48, 1 << 17, (4, 1)),
+            (7, 0..32, 2336, (4, 1)),
             (5, 0..0, 64, (4, 1)),
             (0, 0..64, 64, (12, 2)),
         ] {
             let groups = columns.start / GROUP..columns.end.div_ceil(GROUP);
             let mut seen = vec![0; num_rows * groups.end];
-            for (at, rows, wide) in Cut::of::<Of<4>>(k, tile, 0..num_rows, columns) {
-                assert!(rows >= 1 && rows <= sizes(tile).0 && (wide || rows <= sizes(tile).2));
-                for row in at.row..at.row + rows {
-                    for group in at.group..=at.group + usize::from(wide) {
-                        seen[row * groups.end + group] += 1;
+            for pass in Passes::of::<Of<4>>(k, size, 0..num_rows, columns) {
+                let mut row = pass.rows.start;
+                for (tile, rows) in (0..pass.num_tiles).map(|i| pass.tile(i)) {
+                    assert!(rows >= 1 && rows <= if pass.is_wide { size.0 } else { lone(size) });
+                    assert_eq!((tile.row, tile.group), (row, pass.group));
+                    assert!(tile.columns.start.is_multiple_of(256));
+                    row += rows;
+                }
+                assert_eq!(row, pass.rows.end);
+                for row in pass.rows {
+                    for group in pass.group..=pass.group + usize::from(pass.is_wide) {
+                        let sum = &mut seen[row * groups.end + group];
+                        assert_eq!(*sum, pass.columns.start, "pieces come in order");
+                        *sum = pass.columns.end;
                     }
                 }
             }
-            for (i, count) in seen.into_iter().enumerate() {
+            for (i, sum) in seen.into_iter().enumerate() {
                 let inside = groups.contains(&(i % groups.end));
-                assert_eq!(count, u8::from(inside));
+                assert_eq!(sum, if inside { k } else { 0 });
             }
         }
     }

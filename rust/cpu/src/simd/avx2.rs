@@ -1,19 +1,42 @@
-//! Eight lanes with AVX2, FMA and F16C.
+//! Eight lanes with AVX2, FMA and F16C; byte products with maddubs, or with VNNI where AVX2 machines have it.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their own prefix
 use std::arch::x86_64::*;
+use std::ops::Range;
 
-use super::Simd;
+use super::{Numbers, Simd};
 
-/// AVX2 + FMA + F16C.
+/// AVX2 + FMA + F16C; `dots` needs AVX-VNNI if `VNNI`.
 #[derive(Clone, Copy)]
-pub struct Avx2;
+pub struct Ymm<const VNNI: bool>;
+
+pub type Avx2 = Ymm<false>;
+pub type AvxVnni = Ymm<true>;
+
+/// Steps whose products of unsigned numbers and int8 can be summed in 16 bits.
+const fn steps_in_16_bits(bits: usize) -> usize {
+    match bits {
+        4 => 8,
+        5 => 4,
+        6 => 2,
+        _ => 1,
+    }
+}
 
 // SAFETY (all blocks below): `Simd`'s contract: the machine has the instructions, and pointers cover eight elements.
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Ymm<VNNI> {
     type V = __m256;
+    type I = __m256i;
+    type B = __m256i;
     const LANES: usize = 8;
     const TILE: usize = 2;
+    const FLOAT_TILE: (usize, usize) = (6, 1);
+    const BIAS: i32 = if VNNI { 128 } else { 0 };
+    const INTEGER_TILES: [(usize, usize); 5] = if VNNI {
+        [(6, 1); 5]
+    } else {
+        [(6, 1), (6, 1), (6, 1), (6, 1), (4, 1)]
+    };
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m256 {
@@ -152,4 +175,242 @@ impl Simd for Avx2 {
             _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
         }
     }
+
+    #[inline(always)]
+    unsafe fn load_u8(source: *const u8) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(source.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(source: *const i8) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(source.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_i32(value: i32) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_i32(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn max_i32(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_max_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_i32(a: __m256i) -> i32 {
+        // SAFETY: see above.
+        unsafe {
+            let half = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let half = _mm_add_epi32(half, _mm_shuffle_epi32::<0b01_00_11_10>(half));
+            let whole = _mm_add_epi32(half, _mm_shuffle_epi32::<0b10_11_00_01>(half));
+            _mm_cvtsi128_si32(whole)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn greatest_i32(a: __m256i) -> i32 {
+        // SAFETY: see above.
+        unsafe {
+            let half = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let half = _mm_max_epi32(half, _mm_shuffle_epi32::<0b01_00_11_10>(half));
+            let whole = _mm_max_epi32(half, _mm_shuffle_epi32::<0b10_11_00_01>(half));
+            _mm_cvtsi128_si32(whole)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn magnitude(a: __m256) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fff_ffff)) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_float(a: __m256i) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtepi32_ps(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_i32(a: __m256) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtps_epi32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(target: *mut i8, a: __m256i) {
+        // SAFETY: see above.
+        unsafe {
+            let low = _mm256_castsi256_si128(a);
+            let words = _mm_packs_epi32(low, _mm256_extracti128_si256::<1>(a));
+            _mm_storel_epi64(target.cast(), _mm_packs_epi16(words, words));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(source: *const u8) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_loadu_si256(source.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(target: *mut u8, value: __m256i) {
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_si256(target.cast(), value) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_or_si256(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m256i, mask: u8) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_and_si256(a, _mm256_set1_epi8(mask.cast_signed())) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right<const BITS: i32>(a: __m256i) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_srli_epi16::<BITS>(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_left<const BITS: i32>(a: __m256i) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_slli_epi16::<BITS>(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn bias(a: __m256i) -> __m256i {
+        // SAFETY: see above.
+        unsafe {
+            if VNNI {
+                _mm256_xor_si256(a, _mm256_set1_epi8(-128))
+            } else {
+                a
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dots<W: Numbers<Self>, const N: usize, const M: usize, const J: usize>(
+        numbers: &W,
+        first: usize,
+        x: &[*const i8; M],
+    ) -> [[__m256i; J]; M] {
+        // SAFETY: see above.
+        unsafe {
+            if VNNI {
+                dots_vnni(numbers, first..first + N, x)
+            } else {
+                dots_maddubs(numbers, first..first + N, x)
+            }
+        }
+    }
+}
+
+/// Four columns of a row of the input, for every lane.
+///
+/// # Safety
+/// Four bytes are readable; the machine has AVX2.
+#[inline(always)]
+unsafe fn four(x: *const i8) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_set1_epi32(x.cast::<i32>().read_unaligned()) }
+}
+
+/// # Safety
+/// As `Simd::dots`; the machine has AVX-VNNI.
+#[inline(always)]
+unsafe fn dots_vnni<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, const J: usize>(
+    numbers: &W,
+    steps: Range<usize>,
+    x: &[*const i8; M],
+) -> [[__m256i; J]; M] {
+    // SAFETY: the caller's.
+    unsafe {
+        let zero = _mm256_setzero_si256();
+        let mut sums = [[zero; J]; M];
+        for step in steps {
+            let mut bytes = [zero; J];
+            for j in 0..J {
+                bytes[j] = numbers.step(j, step);
+            }
+            for m in 0..M {
+                let four = four(x[m].add(4 * step));
+                for j in 0..J {
+                    sums[m][j] = _mm256_dpbusd_avx_epi32(sums[m][j], bytes[j], four);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Pairs of products are summed in 16 bits for as many steps as surely fit, then in 32.
+///
+/// # Safety
+/// As `Simd::dots`.
+#[inline(always)]
+unsafe fn dots_maddubs<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, const J: usize>(
+    numbers: &W,
+    steps: Range<usize>,
+    x: &[*const i8; M],
+) -> [[__m256i; J]; M] {
+    // SAFETY: the caller's.
+    unsafe {
+        let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
+        let run = const { steps_in_16_bits(W::BITS) };
+        let mut sums = [[zero; J]; M];
+        for first in steps.clone().step_by(run) {
+            let mut short = [[zero; J]; M];
+            for step in first..steps.end.min(first + run) {
+                let mut bytes = [zero; J];
+                for j in 0..J {
+                    bytes[j] = numbers.step(j, step);
+                }
+                for m in 0..M {
+                    let four = four(x[m].add(4 * step));
+                    for j in 0..J {
+                        let pairs = if W::BITS == 8 {
+                            signed_pairs(bytes[j], four)
+                        } else {
+                            _mm256_maddubs_epi16(bytes[j], four)
+                        };
+                        short[m][j] = _mm256_add_epi16(short[m][j], pairs);
+                    }
+                }
+            }
+            for m in 0..M {
+                for j in 0..J {
+                    let wide = _mm256_madd_epi16(short[m][j], ones);
+                    sums[m][j] = _mm256_add_epi32(sums[m][j], wide);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Products of int8 with int8 between -127 and 127, summed in pairs. The first give their sign to the second:
+/// 128 * 127 * 2 still fits.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn signed_pairs(bytes: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), _mm256_sign_epi8(x, bytes)) }
 }

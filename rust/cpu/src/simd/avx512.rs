@@ -1,19 +1,24 @@
-//! Sixteen lanes with AVX-512 (F, BW, VL, DQ).
+//! Sixteen lanes with AVX-512 (F, BW, VL, DQ); byte products with VNNI.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their own prefix
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{Numbers, Simd};
 
-/// AVX-512 F, BW, VL, DQ.
+/// AVX-512 F, BW, VL, DQ; `dots` needs VNNI too.
 #[derive(Clone, Copy)]
 pub struct Avx512;
 
 // SAFETY (all blocks below): `Simd`'s contract: the machine has the instructions, and pointers cover sixteen elements.
 impl Simd for Avx512 {
     type V = __m512;
+    type I = __m512i;
+    type B = __m512i;
     const LANES: usize = 16;
     const TILE: usize = 4;
+    const FLOAT_TILE: (usize, usize) = (12, 2);
+    const BIAS: i32 = 128;
+    const INTEGER_TILES: [(usize, usize); 5] = [(6, 2); 5];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m512 {
@@ -138,5 +143,139 @@ impl Simd for Avx512 {
     unsafe fn scale_by_power(a: __m512, n: __m512) -> __m512 {
         // SAFETY: see above.
         unsafe { _mm512_scalef_ps(a, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(source: *const u8) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(source: *const i8) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(source.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_i32(value: i32) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_i32(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn max_i32(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_max_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_i32(a: __m512i) -> i32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_add_epi32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn greatest_i32(a: __m512i) -> i32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_max_epi32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn magnitude(a: __m512) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fff_ffff)) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_float(a: __m512i) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_i32(a: __m512) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtps_epi32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(target: *mut i8, a: __m512i) {
+        // SAFETY: see above.
+        unsafe { _mm_storeu_si128(target.cast(), _mm512_cvtepi32_epi8(a)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(source: *const u8) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_si512(source.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(target: *mut u8, value: __m512i) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_si512(target.cast(), value) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m512i, mask: u8) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_and_si512(a, _mm512_set1_epi8(mask.cast_signed())) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right<const BITS: i32>(a: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_srl_epi16(a, _mm_cvtsi32_si128(BITS)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_left<const BITS: i32>(a: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_sll_epi16(a, _mm_cvtsi32_si128(BITS)) }
+    }
+
+    #[inline(always)]
+    unsafe fn bias(a: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_xor_si512(a, _mm512_set1_epi8(-128)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dots<W: Numbers<Self>, const N: usize, const M: usize, const J: usize>(
+        numbers: &W,
+        first: usize,
+        x: &[*const i8; M],
+    ) -> [[__m512i; J]; M] {
+        // SAFETY: see above.
+        unsafe {
+            let mut sums = [[_mm512_setzero_si512(); J]; M];
+            for step in first..first + N {
+                let mut bytes = [_mm512_setzero_si512(); J];
+                for j in 0..J {
+                    bytes[j] = numbers.step(j, step);
+                }
+                for m in 0..M {
+                    let four = x[m].add(4 * step).cast::<i32>().read_unaligned();
+                    let four = _mm512_set1_epi32(four);
+                    for j in 0..J {
+                        sums[m][j] = _mm512_dpbusd_epi32(sums[m][j], bytes[j], four);
+                    }
+                }
+            }
+            sums
+        }
     }
 }

@@ -1,10 +1,18 @@
-//! A vector of f32 lanes, as few operations as the kernels need; one file per instruction set.
+//! A vector of f32 lanes, one of i32 and one of four times as many bytes, as few operations as the kernels need; one file
+//! per instruction set. Kernels are generic over `Simd`; `by_isa!` compiles them for each set and picks one at run time.
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 pub mod portable;
+
+/// Rows of a weight matrix that are interleaved: vectors cover them in `Simd::PARTS`.
+pub const GROUP: usize = 16;
+/// Steps of four columns in a block of 32.
+pub const STEPS: usize = 8;
 
 /// Ask for the cache lines of `count` elements at `source`, to be read soon.
 #[inline(always)]
@@ -19,15 +27,41 @@ pub fn prefetch<T>(source: *const T, count: usize) {
     let _ = (source, count);
 }
 
+/// Numbers of some vectors of weights, step by step.
+pub trait Numbers<S: Simd> {
+    /// Bits of the numbers: 4, 5, 6 (unsigned) or 8 (signed, moved by `S::BIAS`).
+    const BITS: usize;
+
+    /// Four columns of vector `vector` in step `step`, a row's side by side.
+    ///
+    /// # Safety
+    /// The machine has `S`'s instructions; step < `STEPS`.
+    unsafe fn step(&self, vector: usize, step: usize) -> S::B;
+}
+
 /// One instruction set. Every method must be inlined into a function compiled for that set.
 ///
 /// # Safety
 /// All methods: the machine has the instructions; pointers are valid for `LANES` elements (any alignment).
 pub trait Simd: Copy + 'static {
+    /// f32.
     type V: Copy;
+    /// i32.
+    type I: Copy;
+    /// Bytes, four a lane.
+    type B: Copy;
+    /// A divisor of `GROUP`.
     const LANES: usize;
-    /// Vectors of queries that the wide kernel keeps in registers at once.
+    /// Vectors of a group.
+    const PARTS: usize = GROUP / Self::LANES;
+    /// Vectors of queries that the wide attention kernel keeps in registers at once.
     const TILE: usize;
+    /// Rows of the input and groups of weights (1 or 2) in a tile of the integer kernel, for numbers of 4 to 8 bits.
+    const INTEGER_TILES: [(usize, usize); 5];
+    /// The same of the float kernel.
+    const FLOAT_TILE: (usize, usize);
+    /// What 8-bit numbers are moved by to be what `dots` multiplies.
+    const BIAS: i32;
 
     unsafe fn splat(value: f32) -> Self::V;
     unsafe fn load(source: *const f32) -> Self::V;
@@ -36,6 +70,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn store_bf16(target: *mut u16, value: Self::V);
     unsafe fn load_f16(source: *const u16) -> Self::V;
     unsafe fn store_f16(target: *mut u16, value: Self::V);
+    unsafe fn load_u8(source: *const u8) -> Self::V;
+    unsafe fn load_i8(source: *const i8) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
@@ -53,6 +89,37 @@ pub trait Simd: Copy + 'static {
     unsafe fn round(a: Self::V) -> Self::V;
     /// a * 2^n for integral n in -126..=127.
     unsafe fn scale_by_power(a: Self::V, n: Self::V) -> Self::V;
+
+    unsafe fn splat_i32(value: i32) -> Self::I;
+    unsafe fn add_i32(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn max_i32(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn sum_i32(a: Self::I) -> i32;
+    unsafe fn greatest_i32(a: Self::I) -> i32;
+    /// Bits without the sign: they order as magnitudes do, NaN above all.
+    unsafe fn magnitude(a: Self::V) -> Self::I;
+    unsafe fn to_float(a: Self::I) -> Self::V;
+    /// Nearest integers, ties to even, of numbers that fit.
+    unsafe fn to_i32(a: Self::V) -> Self::I;
+    /// Write numbers of -128..=127 as bytes.
+    unsafe fn store_i8(target: *mut i8, a: Self::I);
+
+    unsafe fn load_bytes(source: *const u8) -> Self::B;
+    unsafe fn store_bytes(target: *mut u8, value: Self::B);
+    unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
+    unsafe fn and(a: Self::B, mask: u8) -> Self::B;
+    /// Each byte shifted, or each pair of bytes as one: users mask what moved between them.
+    unsafe fn shift_right<const BITS: i32>(a: Self::B) -> Self::B;
+    unsafe fn shift_left<const BITS: i32>(a: Self::B) -> Self::B;
+    /// 8-bit numbers moved by `BIAS`.
+    unsafe fn bias(a: Self::B) -> Self::B;
+
+    /// For M rows of the input and J vectors of `numbers`: the sum over steps `first..first + N` and their four columns of
+    /// number * x. The x of step s is at `x + 4 s`.
+    unsafe fn dots<W: Numbers<Self>, const N: usize, const M: usize, const J: usize>(
+        numbers: &W,
+        first: usize,
+        x: &[*const i8; M],
+    ) -> [[Self::I; J]; M];
 
     /// 2^x, relative error below 3e-7; 0 below -126 (so for -inf). x must be at most 127.
     #[inline(always)]
@@ -95,3 +162,55 @@ pub trait Simd: Copy + 'static {
         }
     }
 }
+
+/// Define a function that gives, for an `Isa` that the machine has, the kernel `body` compiled for it. `floats` kernels
+/// multiply no bytes: instruction sets that differ in that alone share one.
+macro_rules! by_isa {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident [$($g:ident: $bound:path),*] ($($arg:ident: $type:ty),*) -> $ret:ty = $kind:ident $body:tt) => {
+        $(#[$doc])*
+        $vis fn $name<$($g: $bound),*>(isa: $crate::isa::Isa) -> unsafe fn($($type),*) -> $ret {
+            $crate::simd::by_isa!(@$kind isa, ([$($g: $bound),*], [$($arg: $type),*], $ret, $body));
+            debug_assert_eq!(isa, $crate::isa::Isa::Portable);
+            $crate::simd::by_isa!(@call $body, $crate::simd::portable::Portable, [$($g),*])
+        }
+    };
+    (@floats $isa:ident, $kernel:tt) => {
+        #[cfg(target_arch = "x86_64")]
+        $crate::simd::by_isa!(@rows $isa, $kernel,
+            Avx512Vnni | Avx512 => $crate::simd::avx512::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c";
+            AvxVnni | Avx2 => $crate::simd::avx2::Avx2, "avx2,fma,f16c";
+        );
+        #[cfg(target_arch = "aarch64")]
+        $crate::simd::by_isa!(@rows $isa, $kernel,
+            NeonDot | Neon => $crate::simd::neon::Neon, "neon";
+        );
+    };
+    (@bytes $isa:ident, $kernel:tt) => {
+        #[cfg(target_arch = "x86_64")]
+        $crate::simd::by_isa!(@rows $isa, $kernel,
+            Avx512Vnni => $crate::simd::avx512::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c";
+            AvxVnni => $crate::simd::avx2::AvxVnni, "avxvnni,avx2,fma,f16c";
+            Avx512 | Avx2 => $crate::simd::avx2::Avx2, "avx2,fma,f16c";
+        );
+        #[cfg(target_arch = "aarch64")]
+        $crate::simd::by_isa!(@rows $isa, $kernel,
+            NeonDot => $crate::simd::neon::NeonDot, "neon,dotprod";
+            Neon => $crate::simd::neon::Neon, "neon";
+        );
+    };
+    (@rows $isa:ident, $kernel:tt, $($($variant:ident)|+ => $simd:ty, $features:literal;)*) => {
+        $(if matches!($isa, $($crate::isa::Isa::$variant)|+) {
+            return $crate::simd::by_isa!(@compiled $simd, $features, $kernel);
+        })*
+    };
+    (@compiled $simd:ty, $features:literal, ([$($g:ident: $bound:path),*], [$($arg:ident: $type:ty),*], $ret:ty, $body:tt)) => {{
+        #[target_feature(enable = $features)]
+        unsafe fn kernel<$($g: $bound),*>($($arg: $type),*) -> $ret {
+            // SAFETY: the caller's; the machine has the instructions, or `isa` would be another.
+            unsafe { $crate::simd::by_isa!(@call $body, $simd, [$($g),*])($($arg),*) }
+        }
+        kernel::<$($g),*>
+    }};
+    (@call ($($body:ident)::+), $simd:ty, [$($g:ident),*]) => { $($body)::+::<$simd $(, $g)*> };
+}
+pub(crate) use by_isa;

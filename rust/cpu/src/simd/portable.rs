@@ -1,6 +1,6 @@
 //! Eight lanes in plain Rust; the compiler vectorizes for the target's baseline.
 
-use super::Simd;
+use super::{Numbers, Simd};
 use crate::element::{Bf16, Element, F16};
 
 /// Any machine.
@@ -16,8 +16,13 @@ fn map2(a: V8, b: V8, f: impl Fn(f32, f32) -> f32) -> V8 {
 
 impl Simd for Portable {
     type V = V8;
+    type I = [i32; 8];
+    type B = [u8; 32];
     const LANES: usize = 8;
     const TILE: usize = 1;
+    const FLOAT_TILE: (usize, usize) = (2, 1);
+    const BIAS: i32 = 0;
+    const INTEGER_TILES: [(usize, usize); 5] = [(2, 1); 5];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> V8 {
@@ -127,5 +132,134 @@ impl Simd for Portable {
         map2(a, n, |x, n| {
             x * f32::from_bits(((n as i32 + 127) << 23) as u32)
         })
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(source: *const u8) -> V8 {
+        // SAFETY: the caller's.
+        unsafe { source.cast::<[u8; 8]>().read_unaligned() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(source: *const i8) -> V8 {
+        // SAFETY: the caller's.
+        unsafe { source.cast::<[i8; 8]>().read_unaligned() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn splat_i32(value: i32) -> [i32; 8] {
+        [value; 8]
+    }
+
+    #[inline(always)]
+    unsafe fn add_i32(a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn max_i32(a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
+        std::array::from_fn(|i| a[i].max(b[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn sum_i32(a: [i32; 8]) -> i32 {
+        a.into_iter().fold(0, i32::wrapping_add)
+    }
+
+    #[inline(always)]
+    unsafe fn greatest_i32(a: [i32; 8]) -> i32 {
+        a.into_iter().fold(i32::MIN, i32::max)
+    }
+
+    #[inline(always)]
+    unsafe fn magnitude(a: V8) -> [i32; 8] {
+        a.map(|a| (a.to_bits() & 0x7fff_ffff).cast_signed())
+    }
+
+    #[inline(always)]
+    unsafe fn to_float(a: [i32; 8]) -> V8 {
+        a.map(|a| a as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn to_i32(a: V8) -> [i32; 8] {
+        // SAFETY: of any numbers.
+        unsafe { Self::round(a) }.map(|a| a as i32)
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(target: *mut i8, a: [i32; 8]) {
+        // SAFETY: the caller's.
+        unsafe { target.cast::<[i8; 8]>().write_unaligned(a.map(|a| a as i8)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(source: *const u8) -> [u8; 32] {
+        // SAFETY: the caller's.
+        unsafe { source.cast::<[u8; 32]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(target: *mut u8, value: [u8; 32]) {
+        // SAFETY: the caller's.
+        unsafe { target.cast::<[u8; 32]>().write_unaligned(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: [u8; 32], mask: u8) -> [u8; 32] {
+        a.map(|a| a & mask)
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right<const BITS: i32>(a: [u8; 32]) -> [u8; 32] {
+        a.map(|a| a >> BITS)
+    }
+
+    #[inline(always)]
+    unsafe fn shift_left<const BITS: i32>(a: [u8; 32]) -> [u8; 32] {
+        a.map(|a| a << BITS)
+    }
+
+    #[inline(always)]
+    unsafe fn bias(a: [u8; 32]) -> [u8; 32] {
+        a
+    }
+
+    #[inline(always)]
+    unsafe fn dots<W: Numbers<Self>, const N: usize, const M: usize, const J: usize>(
+        numbers: &W,
+        first: usize,
+        x: &[*const i8; M],
+    ) -> [[[i32; 8]; J]; M] {
+        let mut sums = [[[0; 8]; J]; M];
+        for step in first..first + N {
+            for j in 0..J {
+                // SAFETY: the caller's.
+                let bytes = unsafe { numbers.step(j, step) };
+                let wide = bytes.map(|byte| {
+                    if W::BITS == 8 {
+                        i16::from(byte.cast_signed())
+                    } else {
+                        i16::from(byte)
+                    }
+                });
+                for m in 0..M {
+                    // SAFETY: the caller's.
+                    let four = unsafe { x[m].add(4 * step).cast::<[i8; 4]>().read_unaligned() };
+                    let four = four.map(i16::from);
+                    for lane in 0..8 {
+                        for c in 0..4 {
+                            sums[m][j][lane] += i32::from(wide[4 * lane + c] * four[c]);
+                        }
+                    }
+                }
+            }
+        }
+        sums
     }
 }
