@@ -99,8 +99,8 @@ DEFAULT_ARCHITECTURES = {
 }
 """For a config.json without `architectures`."""
 
-RENAMED = frozenset({"exaone"})
-"""Model types whose checkpoints have names of their own, though they name a class that Octavo has."""
+RENAMED = frozenset({"exaone", "sarvam_mla"})
+"""Model types whose configs or checkpoints have names of their own, though they name a class that Octavo has."""
 
 DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
 

@@ -1,7 +1,7 @@
 """Every architecture that the installed Transformers generates text with: does Octavo run it, which way, and rightly?
 
     python tests/models/architectures/survey.py             the whole table into RESULTS.md beside this file; minutes
-    python tests/models/architectures/survey.py llama bloom  some model types, on the screen
+    python tests/models/architectures/survey.py llama bloom  some model types, on the screen; --write: their rows too
 
 Each is a tiny random model of its config class, saved and loaded, and compared with Transformers on a prompt that is
 read at once, cut, and beside another row, then on greedy tokens. Image-text models are given text. Exit code 1 when one
@@ -146,23 +146,30 @@ def summary(outcomes: list[Outcome]) -> str:
     return f"{runs} of {len(outcomes)} run ({', '.join(f'{count} {name}' for name, count in counts.most_common())})"
 
 
-def read_table() -> dict[tuple[str, str], str]:
-    """(kind, model type) -> status, of RESULTS.md."""
-    known, kind = {}, ""
+def read_outcomes() -> list[Outcome]:
+    """The rows of RESULTS.md."""
+    found, kind = [], ""
     for line in RESULTS.read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if line.startswith("## "):
             kind = line[3:].split(":")[0]
         elif len(cells) == 6 and cells[3] in (*WAYS.values(), "refused", "untried", "wrong"):
-            known[kind, cells[1]] = cells[3]
-    return known
+            found.append(Outcome(kind, *cells[1:5]))
+    return found
+
+
+def read_table() -> dict[tuple[str, str], str]:
+    """(kind, model type) -> status, of RESULTS.md."""
+    return {(outcome.kind, outcome.model_type): outcome.status for outcome in read_outcomes()}
 
 
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("model_types", nargs="*", help="only these, and don't write the table")
-    wanted = parser.parse_args().model_types
+    parser.add_argument("model_types", nargs="*", help="only these")
+    parser.add_argument("--write", action="store_true", help="write the table's rows of these")
+    arguments = parser.parse_args()
+    wanted = arguments.model_types
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     outcomes = []
@@ -170,8 +177,10 @@ def main() -> int:
         if not wanted or entry[1] in wanted:
             outcomes.append(examine(*entry))
             print(f"{entry[0]:11}{entry[1]:28}{outcomes[-1].status:9}{outcomes[-1].detail}", flush=True)
-    if not wanted:
-        write_table(outcomes)
+    if arguments.write or not wanted:
+        new = {(outcome.kind, outcome.model_type): outcome for outcome in outcomes}
+        known = read_outcomes() if wanted else outcomes
+        write_table([new.get((outcome.kind, outcome.model_type), outcome) for outcome in known])
     for kind in KINDS:
         print(f"{kind}: {summary([outcome for outcome in outcomes if outcome.kind == kind])}")
     return int(any(outcome.status == "wrong" for outcome in outcomes))
