@@ -3,10 +3,11 @@
     PYTHONPATH=python python tests/models/gpu_families.py tiny [--only gpt-oss,deepseek] [--out families.json]
     PYTHONPATH=python python tests/models/gpu_families.py shapes --only gpt-oss-20b [--out shapes.json]
 
-"tiny": a prompt at once, the prompt cut in two beside another row, and decode steps from a CUDA graph; printed is the
-error of the logits' rows, median and greatest, as a share of the row's norm. Router decisions may flip in bf16, so the
-median must stay below `BOUND` and the greatest is for the eye. "shapes": random weights of a real model's sizes through
-`benches/offline.py`, in a process of its own: decode and prefill, and the device's free memory before and after.
+"tiny": a prompt at once, against fp32; the prompt cut in two beside another row, and decode steps from a CUDA graph,
+both against the prompt at once (a router's decision that flips in bf16 changes the tokens after it, too). Printed is
+the error of the logits' rows, median and greatest, as a share of the row's norm; the median must stay below `BOUND`.
+"shapes": random weights of a real model's sizes through `benches/offline.py`, in a process of its own: decode and
+prefill, and the device's free memory before and after.
 `tests/run` does not run this file (no test_ prefix). Exit code 1 when something is wrong.
 """
 
@@ -97,8 +98,9 @@ def errors_of(exact: CausalLM, ours: CausalLM) -> dict[str, Tensor]:
     if ours.is_capturable:
         captured = Captured(driver, 2)
         found["graph"] = torch.cat([captured.step(token_id) for token_id in ids[30:]])
-    wanted = {"prompt": want, "cut": want[:30], "graph": want[30:]}
-    return {name: (x.cpu() - wanted[name]).norm(dim=-1) / wanted[name].norm(dim=-1) for name, x in found.items()}
+    whole = found["prompt"]
+    wanted = {"prompt": want.to(CUDA), "cut": whole[:30], "graph": whole[30:]}
+    return {name: (x - wanted[name]).norm(dim=-1) / wanted[name].norm(dim=-1) for name, x in found.items()}
 
 
 def run_tiny(only: list[str]) -> list[dict[str, Any]]:
