@@ -26,12 +26,38 @@ LLAMA = {
     "num_key_value_heads": 8,
 }
 
+OTHERS = (
+    "GptOss",
+    "DeepseekV3",
+    "Glm4Moe",
+    "Llama4Text",
+    "GraniteMoe",
+    "GraniteMoeShared",
+    "Olmo",
+    "Olmoe",
+    "Ernie4_5",
+    "Ernie4_5_Moe",
+    "HunYuanDenseV1",
+    "SeedOss",
+    "Exaone4",
+    "Arcee",
+    "Nemotron",
+    "Phi",
+    "Falcon",
+    "SmolLM3",
+)
+"""Whose defaults are in their own files."""
+
 
 def llama(**fields: Any) -> NormalConfig:
     return normalize_config({**LLAMA, **fields})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def architecture(family: str) -> str:
+    return f"{family.removesuffix('Text')}ForCausalLM"
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_defaults_are_those_of_transformers(family: str) -> None:
     """A config.json that says only the sizes means what the Transformers class makes of it."""
     config_class = getattr(transformers, f"{family}Config")
@@ -45,7 +71,7 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
     if family in ("Phi3", "Glm", "Glm4"):
         sizes["pad_token_id"] = 0
     full = config_class(**sizes)
-    named = {"architectures": ["X"], "model_type": full.model_type}
+    named = {"architectures": [architecture(family)], "model_type": full.model_type}
     short, long = normalize_config({**sizes, **named}), normalize_config({**full.to_dict(), **named})
     for field in ("max_position_embeddings", "num_kv_heads", "head_dim", "norm_eps", "tie_word_embeddings"):
         assert getattr(short, field) == getattr(long, field), field
@@ -58,7 +84,9 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fields_against_transformers(family: str) -> None:
     full = getattr(transformers, f"{family}Config")()
-    normal = normalize_config(json.loads(full.to_json_string(use_diff=False)) | {"architectures": ["X"]})
+    normal = normalize_config(
+        json.loads(full.to_json_string(use_diff=False)) | {"architectures": [architecture(family)]}
+    )
     assert normal.vocab_size == full.vocab_size
     assert normal.hidden_size == full.hidden_size
     assert normal.num_layers == full.num_hidden_layers
@@ -170,14 +198,15 @@ def test_experts() -> None:
     assert some is not None
     assert some.is_sparse == (False, True, False, False, False, True)
     assert not some.renormalize
-    mixtral = llama(model_type="mixtral", num_local_experts=8).experts
+    named = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    mixtral = llama(num_local_experts=8, **named).experts
     assert mixtral is not None
     assert (mixtral.num_experts, mixtral.top_k, mixtral.renormalize) == (8, 2, True)
     assert llama().experts is None
     with pytest.raises(ModelError, match="num_experts_per_tok 20 is more than"):
-        llama(model_type="mixtral", num_experts_per_tok=20)
+        llama(num_experts_per_tok=20, **named)
     with pytest.raises(ModelError, match="mlp_only_layers"):
-        llama(model_type="qwen3_moe", mlp_only_layers="1")
+        llama(model_type="qwen3_moe", mlp_only_layers="1", architectures=["Qwen3MoeForCausalLM"])
 
 
 def test_nested_text_config() -> None:

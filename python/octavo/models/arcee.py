@@ -13,4 +13,13 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(llama_block(config, layer), is_gated=False)
 
 
+DEFAULTS = {
+    "arcee": {
+        "max_position_embeddings": 4096,
+        "norm_eps": 1e-05,
+        "hidden_act": "relu2",
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=_block)

@@ -30,4 +30,16 @@ def cohere_scales(config: NormalConfig) -> Scales:
     return Scales(logits=Reader(config.raw).number("logit_scale"))
 
 
+DEFAULTS = {
+    "cohere": {
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-05,
+        "logit_scale": 0.0625,
+        "tie_word_embeddings": True,
+        "eos_token_id": 255001,
+        "rope_theta": 500_000.0,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=cohere_block, scales=cohere_scales)

@@ -14,4 +14,17 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return spec if spec.attention.window else replace(spec, rope=None)
 
 
+DEFAULTS = {
+    "cohere2": {
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-05,
+        "logit_scale": 0.0625,
+        "tie_word_embeddings": True,
+        "eos_token_id": 255001,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=_block, scales=cohere_scales)

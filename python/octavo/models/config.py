@@ -15,6 +15,7 @@ from octavo.errors import ModelError
 from octavo.layers.quant.stored import Quantization
 from octavo.models.config_reader import Reader
 from octavo.models.experts_config import ExpertsConfig, read_experts
+from octavo.models.native import DEFAULT_ARCHITECTURES
 from octavo.models.quantization import read_quantization
 
 
@@ -76,7 +77,7 @@ class NormalConfig:
     quantization: Quantization | None = None
     """How the checkpoint keeps linear layers; None: plainly."""
     experts: ExpertsConfig | None = None
-    """Of the families in `experts_config.FAMILIES`."""
+    """Of families whose defaults name `num_experts`."""
     layer_chunks: tuple[int, ...] = ()
     """Of each layer, the length of the runs of positions that it attends within (Llama 4), 0 = they are not cut; empty:
     no layer's are."""
@@ -89,23 +90,10 @@ class NormalConfig:
     """Base of the rotations of layers with a window, where it is given apart; their frequencies are plain."""
 
 
-DEFAULT_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-}
-"""For a config.json without `architectures`."""
-
 RENAMED = frozenset({"exaone", "sarvam_mla"})
 """Model types whose configs or checkpoints have names of their own, though they name a class that Octavo has."""
 
 DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
-
-LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-"""Whose attention is of latents."""
 
 UNSUPPORTED_LAYER_TYPES = ("linear_attention", "recurrent", "mamba")
 
@@ -169,7 +157,7 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
 
 def _heads(reader: Reader, hidden: int, heads: int) -> tuple[int, int, int]:
     """(KV heads, head dim, `NormalConfig.value_dim`): what the cache holds of a token."""
-    if reader.model_type in LATENT_FAMILIES:
+    if "kv_lora_rank" in reader.defaults:  # a family with attention of latents
         rank = reader.integer("kv_lora_rank")
         return 1, rank + reader.integer("qk_rope_head_dim"), rank
     return _num_kv_heads(reader, heads), _head_dim(reader, hidden, heads), 0
@@ -198,7 +186,8 @@ def _tied(raw: Mapping[str, Any], reader: Reader) -> bool:
 
 def _rope(reader: Reader, max_position: int) -> RopeConfig:
     """From `rope_parameters` (Transformers 5; nested by layer type or not) or `rope_scaling` + `rope_theta`."""
-    values = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters") or {}
+    given = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters")
+    values = given or reader.defaults.get("rope_scaling") or {}
     if not isinstance(values, Mapping):
         raise ModelError(f"config.json: rope_parameters is {values!r}, not an object")
     if isinstance(values.get("full_attention"), Mapping):

@@ -30,4 +30,27 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(spec, experts=replace(spec.experts, routing=routing), shared_size=shared_size(reader, spec.experts))
 
 
+DEFAULTS = {
+    "deepseek_v2": {
+        "max_position_embeddings": 2048,
+        "num_experts": 64,
+        "num_experts_per_tok": None,
+        "moe_intermediate_size": 1407,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "n_group": None,
+        "topk_group": None,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "rope_interleave": True,
+        "topk_method": "greedy",
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=NAMES, block=_block)

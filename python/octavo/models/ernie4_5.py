@@ -23,4 +23,17 @@ def ernie_block(config: NormalConfig, layer: int) -> BlockSpec:
     )
 
 
+DEFAULTS = {
+    "ernie4_5": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "norm_eps": 1e-05,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+        "head_dim": 128,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=ernie_block)

@@ -35,4 +35,23 @@ def _convert(config: NormalConfig, tensors: Tensors) -> Iterator[tuple[str, Tens
             yield name, tensor
 
 
+DEFAULTS = {
+    "ernie4_5_moe": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 4,
+        "norm_eps": 1e-05,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1536,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=NAMES, block=_block, convert=_convert)

@@ -15,4 +15,15 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(spec, rope=None) if has_windows and not spec.attention.window else spec
 
 
+DEFAULTS = {
+    "exaone4": {
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": 32,
+        "norm_eps": 1e-05,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=NAMES, block=_block)

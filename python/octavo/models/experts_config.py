@@ -9,25 +9,6 @@ from dataclasses import dataclass
 from octavo.errors import ModelError
 from octavo.models.config_reader import Reader
 
-FAMILIES = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "dots1",
-    "ernie4_5_moe",
-    "glm4_moe",
-    "gpt_oss",
-    "granitemoe",
-    "granitemoeshared",
-    "hunyuan_v1_moe",
-    "kimi_k2",
-    "llama4_text",
-    "mixtral",
-    "olmoe",
-    "qwen2_moe",
-    "qwen3_moe",
-)
-"""Whose experts are read into `NormalConfig.experts`."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
@@ -46,7 +27,7 @@ class ExpertsConfig:
 def read_experts(reader: Reader, layers: int) -> ExpertsConfig | None:
     """Layer i has experts if i + 1 is a multiple of `decoder_sparse_step`, i is not below `first_k_dense_replace`, and
     `mlp_only_layers` does not name it; or `moe_layers` names it. None for families without experts."""
-    if reader.model_type not in FAMILIES:
+    if "num_experts" not in reader.defaults:
         return None
     num_experts, top_k = _of_all_layers(reader, "num_experts"), _of_all_layers(reader, "num_experts_per_tok")
     if top_k > num_experts:

@@ -43,6 +43,20 @@ def _convert(config: NormalConfig, tensors: Tensors) -> Iterator[tuple[str, Tens
             )
 
 
+DEFAULTS = {
+    "falcon": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-05,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": True,
+        "multi_query": True,
+        "parallel_attn": True,
+        "new_decoder_architecture": False,
+        "bias": False,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 NAMES = Names(
     embed="transformer.word_embeddings",
     final_norm="transformer.ln_f",

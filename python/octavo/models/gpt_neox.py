@@ -40,6 +40,18 @@ def _convert(config: NormalConfig, tensors: Tensors) -> Iterator[tuple[str, Tens
         yield name, by_part(tensor, config.num_heads, 1, config.head_dim) if is_joined else tensor
 
 
+DEFAULTS = {
+    "gpt_neox": {
+        "use_parallel_residual": True,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-05,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": True,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 NAMES = Names(
     embed="gpt_neox.embed_in",
     final_norm="gpt_neox.final_layer_norm",

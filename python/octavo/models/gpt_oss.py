@@ -53,5 +53,32 @@ def _sorted(tensor: Tensor) -> Tensor:
     return torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)
 
 
+DEFAULTS = {
+    "gpt_oss": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "norm_eps": 1e-05,
+        "rope_theta": 150_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "attention_bias": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 EXPERTS = ExpertNames(router="mlp.router", merged_router="mlp.router")
 FAMILY = Family(names=Names(experts=EXPERTS), block=_block, convert=_convert)

@@ -30,4 +30,12 @@ def granite_scales(config: NormalConfig) -> Scales:
     )
 
 
+DEFAULTS = {
+    "granite": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-06,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=granite_block, scales=granite_scales)

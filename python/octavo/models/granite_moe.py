@@ -17,6 +17,22 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(granite_block(config, layer), mlp_bias=False, shared_size=int(shared or 0))
 
 
+DEFAULTS = {
+    "granitemoe": {
+        "max_position_embeddings": 2048,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+    "granitemoeshared": {
+        "max_position_embeddings": 2048,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 EXPERTS = ExpertNames(
     router="block_sparse_moe.router.layer",
     experts="block_sparse_moe.experts",

@@ -30,6 +30,21 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(spec, experts=replace(spec.experts, routing=routing), shared_size=config.intermediate_size)
 
 
+DEFAULTS = {
+    "hunyuan_v1_dense": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-05,
+    },
+    "hunyuan_v1_moe": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-05,
+        "num_experts": 1,
+        "num_experts_per_tok": 1,
+        "norm_topk_prob": True,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 NAMES = Names(
     q_norm="self_attn.query_layernorm",
     k_norm="self_attn.key_layernorm",

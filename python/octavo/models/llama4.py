@@ -41,6 +41,28 @@ def _convert(config: NormalConfig, tensors: Tensors) -> Iterator[tuple[str, Tens
         yield name, tensor.transpose(1, 2) if ".feed_forward.experts." in name else tensor
 
 
+DEFAULTS = {
+    "llama4_text": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "norm_eps": 1e-05,
+        "rope_theta": 500_000.0,
+        "num_experts": 16,
+        "num_experts_per_tok": 1,
+        "decoder_sparse_step": 1,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "use_qk_norm": True,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 EXPERTS = ExpertNames(
     router="feed_forward.router",
     experts="feed_forward.experts",

@@ -16,4 +16,14 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(llama_block(config, layer), norm=norm, is_gated=False)
 
 
+DEFAULTS = {
+    "nemotron": {
+        "max_position_embeddings": 4096,
+        "norm_eps": 1e-05,
+        "hidden_act": "relu2",
+        "partial_rotary_factor": 0.5,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=_block)

@@ -16,4 +16,13 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(llama_block(config, layer), norm=NormSpec(EPS, kind="layer", has_weight=False))
 
 
+DEFAULTS = {
+    "olmo": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-05,
+        "eos_token_id": 50279,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=_block)

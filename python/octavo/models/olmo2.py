@@ -20,5 +20,13 @@ def olmo_block(config: NormalConfig, layer: int) -> BlockSpec:
     )
 
 
+DEFAULTS = {
+    "olmo2": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-05,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 NAMES = Names(attention_out_norm="post_attention_layernorm", mlp_out_norm="post_feedforward_layernorm")
 FAMILY = Family(names=NAMES, block=olmo_block)

@@ -17,4 +17,15 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(spec, rope=rotary_spec(RopeConfig(theta=config.local_theta or config.rope.theta), config.head_dim))
 
 
+DEFAULTS = {
+    "olmo3": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-05,
+        "rope_theta": 500_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=NAMES, block=_block)

@@ -21,6 +21,16 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     )
 
 
+DEFAULTS = {
+    "phi": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-05,
+        "hidden_act": "gelu_new",
+        "partial_rotary_factor": 0.5,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(
     names=Names(final_norm="model.final_layernorm", o="self_attn.dense", up="mlp.fc1", down="mlp.fc2"),
     block=_block,

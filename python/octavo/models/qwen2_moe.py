@@ -19,4 +19,21 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     )
 
 
+DEFAULTS = {
+    "qwen2_moe": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 16,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "qkv_bias": True,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=_block)

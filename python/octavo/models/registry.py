@@ -25,70 +25,9 @@ from octavo.models.base import CausalLM
 from octavo.models.config import RENAMED, NormalConfig, architecture_of, normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.family import Family
+from octavo.models.native import FOREIGN_OPTIONS, NATIVE
 
 logger = logging.getLogger(__name__)
-
-NATIVE = {
-    "LlamaForCausalLM": "octavo.models.llama:FAMILY",
-    "MistralForCausalLM": "octavo.models.mistral:FAMILY",
-    "MinistralForCausalLM": "octavo.models.mistral:FAMILY",
-    "Qwen2ForCausalLM": "octavo.models.qwen2:FAMILY",
-    "Qwen3ForCausalLM": "octavo.models.qwen3:FAMILY",
-    "Qwen3MoeForCausalLM": "octavo.models.qwen3_moe:FAMILY",
-    "MixtralForCausalLM": "octavo.models.mixtral:FAMILY",
-    "GemmaForCausalLM": "octavo.models.gemma:FAMILY",
-    "Gemma2ForCausalLM": "octavo.models.gemma2:FAMILY",
-    "Gemma3ForCausalLM": "octavo.models.gemma3:FAMILY",
-    "Phi3ForCausalLM": "octavo.models.phi3:FAMILY",
-    "GraniteForCausalLM": "octavo.models.granite:FAMILY",
-    "Olmo2ForCausalLM": "octavo.models.olmo2:FAMILY",
-    "Olmo3ForCausalLM": "octavo.models.olmo3:FAMILY",
-    "GlmForCausalLM": "octavo.models.glm:FAMILY",
-    "Glm4ForCausalLM": "octavo.models.glm4:FAMILY",
-    "CohereForCausalLM": "octavo.models.cohere:FAMILY",
-    "Cohere2ForCausalLM": "octavo.models.cohere2:FAMILY",
-    "SmolLM3ForCausalLM": "octavo.models.smollm3:FAMILY",
-    "StableLmForCausalLM": "octavo.models.stablelm:FAMILY",
-    "Starcoder2ForCausalLM": "octavo.models.starcoder2:FAMILY",
-    "Qwen2MoeForCausalLM": "octavo.models.qwen2_moe:FAMILY",
-    "GptOssForCausalLM": "octavo.models.gpt_oss:FAMILY",
-    "DeepseekV2ForCausalLM": "octavo.models.deepseek_v2:FAMILY",
-    "DeepseekV3ForCausalLM": "octavo.models.deepseek_v3:FAMILY",
-    "Glm4MoeForCausalLM": "octavo.models.glm4_moe:FAMILY",
-    "Dots1ForCausalLM": "octavo.models.dots1:FAMILY",
-    "Llama4ForCausalLM": "octavo.models.llama4:FAMILY",
-    "GraniteMoeForCausalLM": "octavo.models.granite_moe:FAMILY",
-    "GraniteMoeSharedForCausalLM": "octavo.models.granite_moe:FAMILY",
-    "OlmoeForCausalLM": "octavo.models.olmoe:FAMILY",
-    "OlmoForCausalLM": "octavo.models.olmo:FAMILY",
-    "Ernie4_5ForCausalLM": "octavo.models.ernie4_5:FAMILY",
-    "Ernie4_5_MoeForCausalLM": "octavo.models.ernie4_5_moe:FAMILY",
-    "HunYuanDenseV1ForCausalLM": "octavo.models.hunyuan:FAMILY",
-    "HunYuanMoEV1ForCausalLM": "octavo.models.hunyuan:FAMILY",
-    "SeedOssForCausalLM": "octavo.models.seed_oss:FAMILY",
-    "Exaone4ForCausalLM": "octavo.models.exaone4:FAMILY",
-    "ArceeForCausalLM": "octavo.models.arcee:FAMILY",
-    "NemotronForCausalLM": "octavo.models.nemotron:FAMILY",
-    "PhiForCausalLM": "octavo.models.phi:FAMILY",
-    "GPTNeoXForCausalLM": "octavo.models.gpt_neox:FAMILY",
-    "FalconForCausalLM": "octavo.models.falcon:FAMILY",
-}
-"""Architecture (config.json `architectures[0]`) -> its `Family`."""
-
-FOREIGN_OPTIONS = {
-    "GemmaForCausalLM": ("use_bidirectional_attention",),
-    "Gemma2ForCausalLM": ("use_bidirectional_attention",),
-    "Gemma3ForCausalLM": ("use_bidirectional_attention",),
-    "CohereForCausalLM": ("use_qk_norm",),
-    "StableLmForCausalLM": ("qk_layernorm",),
-    "DeepseekV2ForCausalLM": ("attention_bias",),
-    "DeepseekV3ForCausalLM": ("attention_bias",),
-    "OlmoForCausalLM": ("clip_qkv",),
-    "OlmoeForCausalLM": ("clip_qkv",),
-    "FalconForCausalLM": ("alibi",),
-    "PhiForCausalLM": ("qk_layernorm",),
-}
-"""Options of an architecture that its `Family` does not have."""
 
 
 def is_native(raw: Mapping[str, Any]) -> bool:

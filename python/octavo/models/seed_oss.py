@@ -14,4 +14,14 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     return replace(llama_block(config, layer), o_bias=bool(Reader(config.raw).get("attention_out_bias")))
 
 
+DEFAULTS = {
+    "seed_oss": {
+        "max_position_embeddings": 524288,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_bias": True,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=_block)

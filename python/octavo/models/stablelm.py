@@ -21,4 +21,13 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     )
 
 
+DEFAULTS = {
+    "stablelm": {
+        "max_position_embeddings": 4096,
+        "norm_eps": 1e-05,
+        "partial_rotary_factor": 0.25,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(), block=_block)

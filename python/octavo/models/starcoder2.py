@@ -22,4 +22,16 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     )
 
 
+DEFAULTS = {
+    "starcoder2": {
+        "max_position_embeddings": 4096,
+        "norm_eps": 1e-05,
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": True,
+        "tie_word_embeddings": True,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
 FAMILY = Family(names=Names(up="mlp.c_fc", down="mlp.c_proj"), block=_block)
