@@ -184,6 +184,14 @@ def _tied(raw: Mapping[str, Any], reader: Reader) -> bool:
     return bool(reader.get("tie_word_embeddings", False) if value is None else value)
 
 
+# Rope type -> what it can't be computed without.
+_ROPE_NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
 def _rope(reader: Reader, max_position: int) -> RopeConfig:
     """From `rope_parameters` (Transformers 5; nested by layer type or not) or `rope_scaling` + `rope_theta`."""
     given = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters")
@@ -217,10 +225,11 @@ def _rope(reader: Reader, max_position: int) -> RopeConfig:
     )
     if kind == "dynamic":  # its formula counts from the config's own length, whatever the rope parameters say
         original = max_position
+    for name in _ROPE_NEEDS.get(kind, ()):
+        if values.get(name) is None and reader.get(name) is None:
+            raise ModelError(f"config.json: rope type {kind} has no {name}")
     factor = optional("factor")
     if factor is None:
-        if kind in ("linear", "dynamic", "llama3"):
-            raise ModelError(f"config.json: rope type {kind} has no factor")
         factor = max_position / original if kind in ("yarn", "longrope") else 1.0
     return RopeConfig(
         type=kind,
