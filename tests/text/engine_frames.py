@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-VERSION = 3
+VERSION = 4
 FINISH = {"stop": 1, "length": 2, "abort": 3, "error": 4}
 REFUSAL = {"invalid": 1, "queue_full": 2, "deadline": 3, "draining": 4}
 STATS = {

@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 import pytest
-from engine_frames import STATS, Output, hello_frame, output_frame, reply_frame
+from engine_frames import STATS, VERSION, Output, hello_frame, output_frame, reply_frame
 from trained_tokenizers import TRAINING_TEXT, Pair
 
 from octavo import _core
@@ -318,13 +318,16 @@ def test_client_frames_have_the_documented_layout() -> None:
         weight=1500,
         grammar=b"{}{}",
     )
-    want = struct.pack("<BBQ4I", 3, 1, 2**50, 3, 7, 8, 9) + struct.pack("<3I", 2, 16, 1) + struct.pack("<II", 1, 4)
+    want = (
+        struct.pack("<BBQ4I", VERSION, 1, 2**50, 3, 7, 8, 9) + struct.pack("<3I", 2, 16, 1) + struct.pack("<II", 1, 4)
+    )
     want += (
         struct.pack("<iQII4sd", -3, 2**63, 1500, 4, b"salt", 1.5) + struct.pack("<iiI4sI", -1, 5, 4, b"{}{}", 2) + b"{}"
     )
+    want += struct.pack("<II", 0, 0)  # no media, no data of media
     assert add == want
-    assert _core.encode_abort(5) == struct.pack("<BBQB", 3, 2, 5, 0)
-    assert _core.encode_abort(5, 3) == struct.pack("<BBQBI", 3, 2, 5, 1, 3)
-    assert _core.encode_call(6, b"ping") == struct.pack("<BBQ", 3, 3, 6) + b"ping"
+    assert _core.encode_abort(5) == struct.pack("<BBQB", VERSION, 2, 5, 0)
+    assert _core.encode_abort(5, 3) == struct.pack("<BBQBI", VERSION, 2, 5, 1, 3)
+    assert _core.encode_call(6, b"ping") == struct.pack("<BBQ", VERSION, 3, 6) + b"ping"
     with pytest.raises(OverflowError):
         _core.encode_abort(-1)
