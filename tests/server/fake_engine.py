@@ -10,6 +10,7 @@ from typing import Any
 from octavo._core import Tokenizer
 from octavo.config import EngineConfig
 from octavo.errors import RequestError
+from octavo.multimodal.placed import NO_MEDIA, PlacedMedia
 from octavo.protocol import ModelFacts
 from octavo.sampling_params import SamplingParams
 
@@ -154,6 +155,7 @@ class FakeLLM:
             default_sampling_params={},
         )
         self.tokenizer = tokenizer
+        self.images = None
         self.state = "ready"
         self.progress = ("weights", 0.5)
         self.stats: FakeStats | None = FakeStats()
@@ -181,6 +183,7 @@ class FakeLLM:
         tenant: int = 0,
         weight: float = 1.0,
         first_choice: int = 0,
+        media: PlacedMedia = NO_MEDIA,
     ) -> FakeStream:
         assert self.facts is not None
         if len(prompt_token_ids) >= self.facts.max_model_len:

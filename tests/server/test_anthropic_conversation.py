@@ -73,7 +73,7 @@ def test_documents_of_plain_text() -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "body"}
     content = [{"type": "document", "source": source, "title": "head"}]
     assert to_chat(None, [{"role": "user", "content": content}]) == [{"role": "user", "content": "head\nbody"}]
-    with pytest.raises(RequestError, match=r"messages\.0\.content\.0: .*text only"):
+    with pytest.raises(RequestError, match=r"messages\.0\.content\.0: .*only text and images"):
         to_chat(None, [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}])
 
 

@@ -18,6 +18,7 @@ from octavo.server.anthropic.answer import signature_of
 from octavo.server.events import ToolName, TurnEnd
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
+PNG = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 WEATHER: Any = {
     "name": "weather",
     "description": "of a city",
@@ -251,7 +252,8 @@ async def test_an_error_in_the_middle_of_a_stream(claude: anthropic.AsyncAnthrop
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content must be"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "reads text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source.type must be"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": PNG}]}]}, "reads text only"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "'video' blocks are not known"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "no tool_use"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name"),

@@ -38,6 +38,9 @@ def _decode_file(source: FileImage, max_pixels: int) -> Image.Image:
     except UnidentifiedImageError:
         message = f"{where}: this is no image in a format that is taken ({', '.join(FORMATS)})"
         raise RequestError(message, where) from None
+    except Image.DecompressionBombError:  # Pillow's own bound, met while the file is opened
+        message = f"{where}: the image has more than {max_pixels} pixels; no more are taken (--max-image-pixels)"
+        raise RequestError(message, where) from None
     except RequestError:
         raise
     except Exception as error:  # decoders raise all sorts of errors for broken files

@@ -33,6 +33,23 @@ def has_images(messages: object) -> bool:
     )
 
 
+def first_image(messages: Sequence[Message]) -> str:
+    """The place of the first image of messages that have one."""
+    return next(
+        _where(part, i, j)
+        for i, message in enumerate(messages)
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list)
+        for j, part in enumerate(message["content"])
+        if isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
+    )
+
+
+def _where(part: Mapping[str, Any], i: int, j: int) -> str:
+    """The part's place in the request, for messages: parts that were brought into this form have it with them."""
+    where = part.get("where")
+    return where if isinstance(where, str) else f"messages[{i}].content[{j}]"
+
+
 def take_images(messages: Sequence[Message], max_bytes: int) -> tuple[list[Message], list[Found]]:
     """The messages with plain image parts, and the images in their order. RequestError names the part at fault."""
     out: list[Message] = []
@@ -46,7 +63,7 @@ def take_images(messages: Sequence[Message], max_bytes: int) -> tuple[list[Messa
         for j, part in enumerate(content):
             where = f"messages[{i}].content[{j}]"
             if isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS:
-                images.append(_image(part, where, max_bytes))
+                images.append(_image(part, _where(part, i, j), max_bytes))
                 part = IMAGE
             elif isinstance(part, Mapping) and part.get("type") in OTHER_PARTS:
                 raise RequestError(

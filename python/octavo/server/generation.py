@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo._core import Delta
+from octavo.multimodal.placed import NO_MEDIA, PlacedMedia
 from octavo.sampling_params import SamplingParams
 from octavo.server.call_record import ABORTED, CallRecord, outcome_of
 from octavo.server.errors import ApiError, UnavailableError
@@ -34,6 +35,8 @@ class Prompt:
     token_ids: list[int]
     text: str | None
     first_choice: int = 0
+    media: PlacedMedia = NO_MEDIA
+    """The images among the ids."""
 
 
 class Generation:
@@ -102,6 +105,7 @@ class Generation:
             tenant=self._tenant.wire_id,
             weight=self._tenant.spec.weight,
             first_choice=prompt.first_choice,
+            media=prompt.media,
         )
 
     def replace(self, number: int, prompt: Prompt, params: SamplingParams) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import RequestError
+from octavo.multimodal.placed import NO_MEDIA, PlacedMedia
 from octavo.sampling_params import SamplingParams
 from octavo.server.choice import ChoiceReader
 from octavo.server.chunks import Piece, merge
@@ -33,7 +34,7 @@ from octavo.server.tenants import caller
 from octavo.server.thinking import Thinking
 from octavo.server.tools.base import call_id
 from octavo.server.turn_form import TurnForm
-from octavo.server.turn_prompt import encode_turn
+from octavo.server.turn_prompt import encode_prompt
 
 if TYPE_CHECKING:
     from octavo.server.context import ServerContext
@@ -46,7 +47,13 @@ class Turn:
     """
 
     def __init__(
-        self, context: ServerContext, request: TurnRequest, token_ids: list[int], *, goes_on: bool = False
+        self,
+        context: ServerContext,
+        request: TurnRequest,
+        token_ids: list[int],
+        media: PlacedMedia = NO_MEDIA,
+        *,
+        goes_on: bool = False,
     ) -> None:
         self.request = request
         self.prompt_rows: list[Row] = []
@@ -58,8 +65,9 @@ class Turn:
         self._num_cached_tokens: int | None = None
         self._form = TurnForm(request, context.dialect)
         self._thinking = Thinking(context, request, self._form, token_ids)
+        self._media = media
         self._readers = self._make_readers()
-        prompt = Prompt(self._thinking.begin(self._readers), None)
+        prompt = Prompt(self._thinking.begin(self._readers), None, media=media)
         prompts, params = [prompt], self._engine_params(self._thinking.stage)
         if params.n > 1 and self._ends_alone:
             prompts = [replace(prompt, first_choice=choice) for choice in range(params.n)]
@@ -84,9 +92,9 @@ class Turn:
         """
         if not goes_on:
             context.overload.check(caller.current(), size_bytes)
-        token_ids = await prompt_token_ids(context, request, size_bytes=size_bytes)
+        token_ids, media = await encode_prompt(context, request, size_bytes=size_bytes)
         fitted = _fitted(request, context.facts.max_model_len - len(token_ids))
-        return cls(context, fitted, token_ids, goes_on=goes_on)
+        return cls(context, fitted, token_ids, media, goes_on=goes_on)
 
     def _make_readers(self) -> list[ChoiceReader]:
         """What reads each choice; empty when its text is content as it is."""
@@ -233,7 +241,8 @@ class Turn:
         if further is None:
             self.generation.end(choice)
             return [*events, *reader.finish(cut=True), TurnEnd(choice, "length")]
-        self.generation.replace(choice, *further)
+        prompt, params = further
+        self.generation.replace(choice, replace(prompt, media=self._media), params)
         return events
 
     def close(self) -> None:
@@ -252,8 +261,7 @@ def _attach(events: list[TurnEvent], choice: int, rows: list[Row] | None, token_
 
 async def prompt_token_ids(context: ServerContext, request: TurnRequest, *, size_bytes: int) -> list[int]:
     """The prompt that a turn would submit. `RequestError` when the messages or the tools don't fit the model."""
-    has_template = "chat_template" in request.template_options
-    return await context.run_text(encode_turn, context, request, size_bytes=size_bytes, is_slow=has_template)
+    return (await encode_prompt(context, request, size_bytes=size_bytes))[0]
 
 
 def _fitted(request: TurnRequest, room: int) -> TurnRequest:

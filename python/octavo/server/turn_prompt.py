@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import RequestError
+from octavo.multimodal.placed import PlacedMedia
 from octavo.server.dialect import Dialect, effort_options
 from octavo.server.events import ToolName, TurnRequest
+from octavo.server.images import extract
 from octavo.server.tools.generic_json import instructions
 
 if TYPE_CHECKING:
@@ -67,6 +70,19 @@ def _check_tool(tool: object, where: str) -> str:
 def offered_tools(request: TurnRequest) -> Sequence[Mapping[str, Any]]:
     """The tools that the model is told of: none when it must not call any."""
     return () if request.tool_choice == "none" else request.tools
+
+
+async def encode_prompt(
+    context: ServerContext, request: TurnRequest, *, size_bytes: int
+) -> tuple[list[int], PlacedMedia]:
+    """The prompt that a turn submits, and its images. `RequestError` as `encode_turn`, or of an image."""
+    images = await extract(context, request.messages, size_bytes=size_bytes)
+    if images.images:
+        options = {**request.template_options, **images.options}
+        request = replace(request, messages=images.messages, template_options=options)
+    has_template = "chat_template" in request.template_options
+    token_ids = await context.run_text(encode_turn, context, request, size_bytes=size_bytes, is_slow=has_template)
+    return images.place(token_ids)
 
 
 def encode_turn(context: ServerContext, request: TurnRequest) -> list[int]:

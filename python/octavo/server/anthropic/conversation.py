@@ -14,7 +14,9 @@ from octavo.errors import RequestError
 Block = Mapping[str, Any]
 Message = Mapping[str, Any]
 
-NO_IMAGES = "this model reads text only: image and document files are not taken"
+NO_FILES = "document files are not taken, only text and images"
+NO_IMAGES = "images are taken in messages of the user only"
+IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 def to_chat(system: str | list[dict[str, Any]] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -58,15 +60,33 @@ def _text(block: Block, where: str) -> str:
             parts = [block.get("title"), block.get("context"), _string(source, "data", f"{where}.source")]
             return "\n".join(part for part in parts if isinstance(part, str) and part)
     if kind in ("image", "document"):
-        raise RequestError(f"{where}: {NO_IMAGES}", param=f"{where}.type", code="unsupported")
+        reason = NO_IMAGES if kind == "image" else NO_FILES
+        raise RequestError(f"{where}: {reason}", param=f"{where}.type", code="unsupported")
     raise RequestError(f"{where}.type: {str(kind)[:60]!r} blocks are not known here", param=f"{where}.type")
 
 
-def _joined(texts: list[str]) -> str | list[dict[str, Any]]:
-    """One text as it is; several as parts, which each template joins in its own way."""
-    if len(texts) < 2:
-        return "".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
+def _image(block: Block, where: str) -> dict[str, Any]:
+    """An image block as a part of a chat message."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if not isinstance(source, Mapping) or kind not in ("base64", "url"):
+        raise RequestError(f"{where}.source.type must be base64 or url", param=f"{where}.source.type")
+    if kind == "url":
+        url = _string(source, "url", f"{where}.source")
+    else:
+        media_type = source.get("media_type")
+        if media_type not in IMAGE_TYPES:
+            where = f"{where}.source.media_type"
+            raise RequestError(f"{where} must be one of {', '.join(IMAGE_TYPES)}", param=where)
+        url = f"data:{media_type};base64,{_string(source, 'data', f'{where}.source')}"
+    return {"type": "image_url", "image_url": url, "where": where}
+
+
+def _joined(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One text as it is; several, and images, as parts, which each template joins in its own way."""
+    if len(parts) < 2 and all(isinstance(part, str) for part in parts):
+        return "".join(str(part) for part in parts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 class _Reader:
@@ -79,7 +99,8 @@ class _Reader:
         self._open: set[str] = set()
         """Calls of the last assistant turn that have no result yet."""
         self._role = ""
-        self._texts: list[str] = []
+        self._texts: list[str | dict[str, Any]] = []
+        """And images."""
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
 
@@ -95,7 +116,7 @@ class _Reader:
         readers: dict[str, Callable[[Block, str], None]] = (
             {"tool_use": self._tool_use, "thinking": self._thinking, "redacted_thinking": self._redacted}
             if role == "assistant"
-            else {"tool_result": self._tool_result}
+            else {"tool_result": self._tool_result, **({"image": self._image} if role == "user" else {})}
         )
         blocks = _blocks(message.get("content"), f"{where}.content")
         if not blocks and role == "user":
@@ -111,6 +132,9 @@ class _Reader:
     def end(self) -> None:
         self._flush()
         self._check_answered("messages")
+
+    def _image(self, block: Block, where: str) -> None:
+        self._texts.append(_image(block, where))
 
     def _thinking(self, block: Block, where: str) -> None:
         self._thoughts.append(_string(block, "thinking", where))

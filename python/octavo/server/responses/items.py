@@ -111,11 +111,24 @@ def _texts(content: object, where: str) -> list[str]:
     return out
 
 
-def _joined(texts: list[str]) -> str | list[dict[str, Any]]:
-    """One text as it is; several as parts, which each template joins in its own way."""
-    if len(texts) < 2:
-        return "".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
+def _parts(content: object, where: str) -> list[str | dict[str, Any]]:
+    """Texts and images of a user's message, in order."""
+    if not isinstance(content, list):
+        return list(_texts(content, where))
+    out: list[str | dict[str, Any]] = []
+    for i, part in enumerate(content):
+        if isinstance(part, Mapping) and part.get("type") in ("input_image", "image_url"):
+            out.append({**part, "where": f"{where}[{i}]"})
+        else:
+            out += _texts([part], where)
+    return out
+
+
+def _joined(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One text as it is; several, and images, as parts, which each template joins in its own way."""
+    if len(parts) < 2 and all(isinstance(part, str) for part in parts):
+        return "".join(str(part) for part in parts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 def sealed(reasoning: str) -> str:
@@ -183,12 +196,13 @@ class _Reader:
         role = item.get("role")
         if role not in ROLES:
             raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}", param="input")
-        texts = _texts(item.get("content"), f"{where}.content")
         if role == "assistant":
-            self._texts += texts
+            self._texts += _texts(item.get("content"), f"{where}.content")
             return
         self.end()
-        self._messages.append({"role": role, "content": _joined(texts)})
+        read = _parts if role == "user" else _texts
+        parts = list(read(item.get("content"), f"{where}.content"))
+        self._messages.append({"role": role, "content": _joined(parts)})
 
     def reasoning(self, item: Item, where: str) -> None:
         if self._texts or self._calls:

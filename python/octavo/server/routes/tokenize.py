@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -10,6 +12,7 @@ from octavo._core import Tokenizer
 from octavo.errors import RequestError
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
+from octavo.server.images import TurnImages, extract
 from octavo.server.schema.parse import parse
 from octavo.server.schema.tokenize import DetokenizeRequest, TokenizeRequest, parse_tokenize
 
@@ -22,22 +25,25 @@ async def tokenize(request: Request) -> JSONResponse:
     wanted = parse_tokenize(body)
     context.check_model(wanted.model)
     has_template = wanted.chat_template is not None
-    token_ids = await context.run_text(_encode, context, wanted, size_bytes=size_bytes, is_slow=has_template)
+    images = await extract(context, wanted.messages or (), size_bytes=size_bytes)
+    work = partial(_encode, context, wanted, images)
+    token_ids, _ = images.place(await context.run_text(work, size_bytes=size_bytes, is_slow=has_template))
     answer = {"count": len(token_ids), "max_model_len": context.facts.max_model_len, "tokens": token_ids}
     if wanted.return_token_strs:
         answer["token_strs"] = [context.token_names.text_of(token_id) for token_id in token_ids]
     return JSONResponse(answer)
 
 
-def _encode(context: ServerContext, wanted: TokenizeRequest) -> list[int]:
+def _encode(context: ServerContext, wanted: TokenizeRequest, images: TurnImages) -> list[int]:
     encoder = context.encoder_of(wanted.chat_template)
     if wanted.messages is not None:
         return encoder.encode_chat(
-            wanted.messages,
+            images.messages,
             add_special_tokens=bool(wanted.add_special_tokens),
             add_generation_prompt=wanted.add_generation_prompt,
             continue_final_message=wanted.continue_final_message,
             **(wanted.chat_template_kwargs or {}),
+            **images.options,
         )
     assert wanted.prompt is not None
     return encoder.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens is not False)
