@@ -12,10 +12,12 @@ from paged_steps import fill
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
+from octavo.layers.fused.one_row import OneRow
 from octavo.models.block import SelfAttention
 from octavo.models.config import normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
+from octavo.models.weights import linears_of
 
 SIZES = {
     "vocab_size": 101,
@@ -71,6 +73,7 @@ STEPS = {
     "prompts": [(40, 40), (3, 3)],
     "chunks-and-decodes": [(1, 9), (1, 70), (18, 50), (5, 5)],
     "decodes": [(1, 1), (1, 65), (1, 150), (1, 64)],
+    "one-row": [(1, 65)],
 }
 """Rows (query length, kv length)."""
 
@@ -121,15 +124,19 @@ def check(model: Decoder, joined: Decoder, rows: list[tuple[int, int]], block_si
     for each in (model, joined):
         ctx, token_id_t = make_context(model, rows, block_size)
         backend.prepare(ctx)
-        results.append((each.forward(token_id_t, ctx.position_t, ctx), ctx.kv_cache))
+        hidden_tm = each.forward(token_id_t, ctx.position_t, ctx)
+        results.append((torch.cat((hidden_tm, each.logits(hidden_tm)), dim=-1), ctx.kv_cache))
     (want, want_caches), (got, caches) = results
-    torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+    torch.testing.assert_close(got, want, rtol=0, atol=3e-5)
     for cache, want_cache in zip(caches, want_caches, strict=True):
         torch.testing.assert_close(cache, want_cache, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
-    ("name", "step"), [(name, "chunks-and-decodes") for name in MODELS] + [("qwen3", "prompts"), ("llama", "decodes")]
+    ("name", "step"),
+    [(name, "chunks-and-decodes") for name in MODELS]
+    + [("qwen3", "prompts"), ("llama", "decodes")]
+    + [(name, "one-row") for name in ("gpt-oss", "deepseek-v3", "gemma-3")],
 )
 @torch.inference_mode()
 def test_steps(name: str, step: str) -> None:
@@ -156,3 +163,25 @@ def test_decode_steps_by_the_one_kernel(name: str) -> None:
 
 def test_models_are_plain_on_cpu() -> None:
     assert all(getattr(block.attention, "fused", None) is None for block in make_model("llama").layers())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(96, 192), (40, 2880), (128, 128)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_with_one_row(rows: int, columns: int, has_bias: bool) -> None:
+    torch.manual_seed(rows)
+    weight_oi, x_1i = torch.randn(rows, columns), torch.randn(1, columns)
+    bias_o = torch.randn(rows) if has_bias else None
+    found = OneRow(weight_oi, bias_o, torch.float32, pdl=False)(x_1i)
+    torch.testing.assert_close(found, torch.nn.functional.linear(x_1i, weight_oi, bias_o), rtol=0, atol=2e-4)
+
+
+def test_one_row_is_taken_where_sizes_allow() -> None:
+    joined = make_model("gemma-3")
+    joined.use_joins()
+    linears = linears_of(joined)
+    assert all((linear.one_row is not None) == (linear.in_features % 32 == 0) for linear in linears)
+    assert any(linear.one_row is not None for linear in linears)
+    assert joined.head.one_row is None  # 101 words
+    joined = make_model("gemma-3")
+    joined.use_joins(may_decode=False)
+    assert all(linear.one_row is None for linear in linears_of(joined))
