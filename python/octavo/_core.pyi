@@ -5,6 +5,8 @@ from typing import Any, final
 
 from typing_extensions import Buffer
 
+from octavo.speculation import Speculation
+
 __version__: str
 
 # --- control plane (rust/core) -------------------------------------------------------------------------------------
@@ -32,6 +34,7 @@ class CoreConfig:
         depth: int = 1,
         max_logprobs: int = 0,
         hash_seed: int = 1,
+        speculation: Speculation | None = None,
     ) -> CoreConfig: ...
 
 @final
@@ -53,6 +56,9 @@ class ArenaLayout:
     block_update: int
     token_id: int
     position: int
+    """Of each row: how many of its last tokens are drafted. It is sampled behind each of them too, up to the first that is
+    not what was sampled."""
+    num_drafted: int
 
 @final
 class OutputLayout:
@@ -112,6 +118,8 @@ class StepPlan:
     num_block_updates: int
     num_block_copies: int
     num_new_rows: int
+    """Of all rows."""
+    num_draft_tokens: int
     """Some sampled row asked for logprobs."""
     needs_logprobs: bool
     new_rows: list[NewRow]
@@ -137,10 +145,10 @@ class Core:
         A plan with num_rows 0 is not in flight and must not be launched.
         """
     mask_words: int
-    """Words of 32 tokens that a slot's mask has."""
+    """Words of 32 tokens that a mask has."""
 
     def register_masks(self, masks: Buffer) -> None:
-        """Hand over an int32 host buffer [max_num_seqs, mask_words]; kept alive by the Core. ValueError on a wrong size."""
+        """Hand over an int32 host buffer [max_num_seqs, max_sampled, mask_words]; kept alive by the Core. ValueError on a wrong size."""
     def fill_masks(self, outputs: Sequence[int]) -> None:
         """Write which tokens the sampled rows of the newest planned step may get, one row of words a slot (bit i % 32 of
         word i // 32: token i). `outputs`: output arenas of the steps in flight before it, the oldest first. Parallel,
@@ -227,10 +235,11 @@ class EmbeddedDecoder:
         token_id: Sequence[int],
         position: Sequence[int],
         block_updates: Sequence[int],
+        num_drafted: Sequence[int] | None = None,
     ) -> None:
         """The same for a step given as lists, without arenas: for tests and comparisons."""
     def sample(self, plan: StepPlan) -> None:
-        """Choose the tokens of the sampled rows, into the step's output arena."""
+        """Choose the tokens of the sampled rows, as far as drafts are right, into the step's output arena."""
     def score(self, start: int, targets: bytes, num_top: int) -> tuple[bytes, bytes, bytes]:
         """Logprobs of int32 targets behind the last step's tokens from `start` on: ids and values [t, 1 + top], ranks."""
     def logits(self) -> bytes:
@@ -301,6 +310,9 @@ class EngineStats:
     num_finished: int
     num_aborted: int
     num_refused: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 @final
 class Delta:

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.speculation import read_speculation
 
 # The names of server/tools/table.py and server/reasoning/table.py.
 TOOL_CALL_PARSERS = (
@@ -35,7 +36,7 @@ TOOL_CALL_PARSERS = (
 )
 REASONING_PARSERS = ("openai_gptoss", "mistral", "granite", "qwen3", "glm45", "deepseek_r1")
 
-Value = bool | int | float | str | list[str] | list[int] | None
+Value = bool | int | float | str | list[str] | list[int] | dict[str, Any] | None
 
 
 def option(
@@ -149,6 +150,12 @@ class SchedulerConfig:
         "Steps in flight; 2 plans the next step while the device runs this one; default 1 on CPU, 2 on CUDA.",
         low=1,
         high=4,
+    )
+    speculative_config: str | dict[str, Any] = option(
+        "auto",
+        "Guess tokens by what followed the newest ones before (prompt lookup), and verify them together; outputs stay "
+        'the same. off; ngram; {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, '
+        '"prompt_lookup_max": 5}; auto: where it pays, as measured (embedded runner).',
     )
 
 
@@ -366,7 +373,7 @@ def _fits(value: Any, hint: Any) -> bool:
         elif member is int:
             if isinstance(value, int) and not isinstance(value, bool):
                 return True
-        elif isinstance(value, member):
+        elif isinstance(value, typing.get_origin(member) or member):
             return True
     return False
 
@@ -444,6 +451,7 @@ def _check_engine(config: EngineConfig) -> None:
         raise ConfigError("--attention-backend cpu contradicts --device cuda", "attention_backend")
     if any(size < 1 for size in execution.cuda_graph_sizes):
         raise ConfigError("--cuda-graph-sizes: sizes must be at least 1", "cuda_graph_sizes")
+    read_speculation(config.scheduler.speculative_config)
 
 
 def changed(config: EngineConfig | ServerConfig) -> dict[str, Any]:

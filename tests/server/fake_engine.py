@@ -49,6 +49,9 @@ class FakeStats:
     num_finished: int = 5
     num_aborted: int = 1
     num_refused: int = 6
+    num_drafts: int = 8
+    num_draft_tokens: int = 30
+    num_accepted_tokens: int = 20
 
 
 Item = list[FakeDelta] | Exception | asyncio.Event

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-VERSION = 4
+VERSION = 5
 FINISH = {"stop": 1, "length": 2, "abort": 3, "error": 4}
 REFUSAL = {"invalid": 1, "queue_full": 2, "deadline": 3, "draining": 4}
 STATS = {
@@ -26,6 +26,9 @@ STATS = {
     "num_finished": "Q",
     "num_aborted": "Q",
     "num_refused": "Q",
+    "num_drafts": "Q",
+    "num_draft_tokens": "Q",
+    "num_accepted_tokens": "Q",
 }
 
 TokenLogprobs = tuple[int, list[tuple[int, float]]]

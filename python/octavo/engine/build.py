@@ -15,6 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine.loop import EngineLoop
 from octavo.pooling.recipe import choose_task
 from octavo.protocol import ModelFacts
+from octavo.speculation import read_speculation
 from octavo.worker.base import Progress, make_runner
 
 # The most that the control plane takes.
@@ -67,6 +68,7 @@ def core_config(runner: Loaded, *, bounded: bool = True) -> CoreConfig:
         depth=scheduler.overlap_depth,
         max_logprobs=facts.max_logprobs,
         hash_seed=secrets.randbits(63),
+        speculation=read_speculation(scheduler.speculative_config),
     )
 
 

@@ -16,6 +16,7 @@ from octavo.pooling.inputs import PoolingInput
 from octavo.pooling.model import PoolingModel
 from octavo.pooling.recipe import read_recipe
 from octavo.protocol import ModelFacts
+from octavo.speculation import without_drafts
 from octavo.worker.device import DeviceFacts, find_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -98,6 +99,7 @@ def _resolved(config: EngineConfig, device: str, dtype: str, length: int) -> Eng
         max_num_batched_tokens=most,
         max_num_seqs=config.scheduler.max_num_seqs or MAX_ROWS[device],
         overlap_depth=1,
+        speculative_config=without_drafts(config.scheduler.speculative_config, f"task {config.model.task}"),
     )
     return replace(
         config,

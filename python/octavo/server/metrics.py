@@ -42,6 +42,9 @@ COUNTERS = {
     "generation_tokens": ("Tokens generated.", "num_output_tokens"),
     "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_queried_tokens"),
     "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    "spec_decode_num_drafts": ("Drafts that were verified.", "num_drafts"),
+    "spec_decode_num_draft_tokens": ("Tokens of these drafts.", "num_draft_tokens"),
+    "spec_decode_num_accepted_tokens": ("Tokens of these drafts that were right.", "num_accepted_tokens"),
     "requests_aborted": ("Sequences ended by their client.", "num_aborted"),
     "requests_refused": ("Requests that were not taken: the queue was full, or they were invalid.", "num_refused"),
 }

@@ -115,7 +115,8 @@ class EmbeddedRunner:
         self._scores: list[list[tuple[int, Ints, npt.NDArray[np.float32], Ints]]] = [[] for _ in range(count)]
         arenas, outputs = [array.data for array in self._arenas], [array.data for array in self._outputs]
         core.register(arenas, outputs)
-        self._masks = np.full((self.plan.limits.max_num_seqs, core.mask_words), -1, dtype=np.int32)
+        shape = (self.plan.limits.max_num_seqs, core.output_layout.max_sampled, core.mask_words)
+        self._masks = np.full(shape, -1, dtype=np.int32)
         core.register_masks(self._masks.data)
         self.decoder.register(arenas, outputs, core.arena_layout, core.output_layout, self._masks.data, core.mask_words)
 

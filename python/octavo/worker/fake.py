@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.config import EngineConfig
+from octavo.speculation import without_drafts
 from octavo.worker.base import Progress
 from octavo.worker.device import DeviceFacts
 from octavo.worker.facts import model_facts
@@ -41,6 +42,8 @@ class FakeRunner:
         facts = _read_facts(folder)
         kind = "cpu" if config.execution.device == "cpu" else "cuda"
         device = DeviceFacts(kind, "fake", 0, 0, num_cores=1, has_bfloat16=True)
+        drafts = without_drafts(config.scheduler.speculative_config, "--runner fake")
+        config = replace(config, scheduler=replace(config.scheduler, speculative_config=drafts))
         resolved = resolve_config(config, device, facts["max_position_embeddings"])
         if resolved.model.max_model_len == "auto":
             resolved = replace(resolved, model=replace(resolved.model, max_model_len=facts["max_position_embeddings"]))

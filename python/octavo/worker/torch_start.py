@@ -4,8 +4,11 @@ which takes seconds itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.config import EngineConfig
 from octavo.models.sources import resolve_source
+from octavo.speculation import without_drafts
 from octavo.worker import kernel_build
 from octavo.worker.base import Progress, Runner
 
@@ -13,6 +16,8 @@ from octavo.worker.base import Progress, Runner
 def start_runner(config: EngineConfig, progress: Progress) -> Runner:
     """See `octavo.worker.base.make_runner`."""
     progress("config", 0.0)
+    drafts = without_drafts(config.scheduler.speculative_config, "--runner torch")
+    config = replace(config, scheduler=replace(config.scheduler, speculative_config=drafts))
     source = resolve_source(config.model, progress)
     kernels = kernel_build.start(config, source.raw_config)
     try:

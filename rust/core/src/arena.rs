@@ -2,13 +2,14 @@
 //!
 //! One arena = one host-to-device copy. Offsets are fixed for the life of the engine; regions start on 64-byte borders.
 //! Row order: decode rows (one token, sampled), then longer rows whose last token is sampled, then rows that are not
-//! sampled; so the sampled rows are exactly `[0, num_sampled)`.
+//! sampled; so the sampled rows are exactly `[0, num_sampled)`. A sampled row with drafts is sampled behind each of them
+//! too, as far as they prove right.
 
 use crate::config::{ConfigError, CoreConfig};
 use crate::ids::{BlockId, SlotId, TokenId};
 
 /// Ints of the header: step id (low 31 bits), rows, decode rows, sampled rows, tokens, block updates, block copies,
-/// new rows, longest query, longest KV; the rest is 0.
+/// new rows, longest query, longest KV, drafted tokens; the rest is 0.
 pub const HEADER_LEN: u32 = 16;
 /// Token id that stands for "the last token that was sampled in this slot".
 pub const LAST_TOKEN: i32 = -1;
@@ -58,10 +59,12 @@ pub struct ArenaLayout {
     pub block_update: u32,
     pub token_id: u32,
     pub position: u32,
+    /// Drafted tokens at the end of each row.
+    pub num_drafted: u32,
 }
 
 impl ArenaLayout {
-    /// Every running row may get one block a step, and one admission of the longest sequence always fits beside them.
+    /// Every running row may get one block a step, and those of its draft, and one admission of the longest sequence always fits beside them.
     pub fn new(config: &CoreConfig) -> Result<Self, ConfigError> {
         let (rows, tokens) = (config.max_num_seqs, config.max_num_batched_tokens);
         let longest = config.max_blocks_per_sequence();
@@ -69,7 +72,8 @@ impl ArenaLayout {
             .saturating_mul(8)
             .min(MAX_ADMISSION_UPDATES)
             .max(longest);
-        let updates = rows.saturating_add(admissions);
+        let grown = 1 + config.max_drafted().div_ceil(config.block_size);
+        let updates = rows.saturating_mul(grown).saturating_add(admissions);
         if updates > 1 << 28 {
             return Err(ConfigError(format!(
                 "max_model_len {} needs more than 2^28 blocks of {}",
@@ -93,6 +97,7 @@ impl ArenaLayout {
             block_update: regions.take(3 * updates),
             token_id: regions.take(tokens),
             position: regions.take(tokens),
+            num_drafted: regions.take(rows),
         };
         layout.num_ints = regions.finish()?;
         Ok(layout)
@@ -116,7 +121,7 @@ pub struct OutputLayout {
 
 impl OutputLayout {
     pub fn new(config: &CoreConfig) -> Result<Self, ConfigError> {
-        let (rows, sampled) = (config.max_num_seqs, 1);
+        let (rows, sampled) = (config.max_num_seqs, 1 + config.max_drafted());
         let entries = u64::from(rows * sampled) * u64::from(1 + config.max_logprobs);
         let mut regions = Regions { end: 0 };
         let mut layout = Self {
@@ -147,6 +152,7 @@ pub struct Totals {
     pub num_new_rows: u32,
     pub max_query_len: u32,
     pub max_kv_len: u32,
+    pub num_draft_tokens: u32,
 }
 
 /// Fills one arena. Block updates, copies and new rows come in any order; rows in the order above, each followed by
@@ -227,6 +233,19 @@ impl<'a> ArenaWriter<'a> {
         self.finish_row(slot, start, (end - first) as u32);
     }
 
+    /// A decode row and the draft behind its token.
+    pub fn drafted_row(&mut self, slot: SlotId, start: u32, token_id: i32, draft: &[TokenId]) {
+        let row = self.totals.num_rows;
+        let drafted = draft.iter().copied();
+        self.row(
+            slot,
+            start,
+            [token_id.cast_unsigned()].into_iter().chain(drafted),
+        );
+        self.ints[(self.layout.num_drafted + row) as usize] = draft.len() as i32;
+        self.totals.num_draft_tokens += draft.len() as u32;
+    }
+
     /// One row of one token.
     pub fn decode_row(&mut self, slot: SlotId, position: u32, token_id: i32) {
         let at = self.totals.num_tokens;
@@ -247,6 +266,7 @@ impl<'a> ArenaWriter<'a> {
         totals.max_kv_len = totals.max_kv_len.max(kv_len);
         self.ints[(self.layout.row_slot + row) as usize] = slot.0 as i32;
         self.ints[(self.layout.kv_len + row) as usize] = kv_len as i32;
+        self.ints[(self.layout.num_drafted + row) as usize] = 0;
         self.ints[(self.layout.query_start + row + 1) as usize] = totals.num_tokens as i32;
     }
 
@@ -264,6 +284,7 @@ impl<'a> ArenaWriter<'a> {
             t.num_new_rows,
             t.max_query_len,
             t.max_kv_len,
+            t.num_draft_tokens,
         ];
         let header = &mut self.ints[self.layout.header as usize..][..HEADER_LEN as usize];
         header.fill(0);

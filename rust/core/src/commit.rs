@@ -39,14 +39,19 @@ pub struct Results<'a> {
 }
 
 impl Results<'_> {
-    pub fn tokens(&self, row: usize) -> Result<&[i32], String> {
-        let max = self.layout.max_sampled as usize;
+    /// What a row gained: of its draft what was right, and one token behind it.
+    pub fn tokens(&self, row: usize, draft: &[TokenId]) -> Result<&[i32], String> {
+        let (width, max) = (self.layout.max_sampled as usize, 1 + draft.len());
         let count = self.ints[self.layout.count as usize + row];
         if count < 1 || count as usize > max {
             return Err(format!("{count} tokens sampled, not within 1 and {max}"));
         }
-        let start = self.layout.sampled as usize + row * max;
+        let start = self.layout.sampled as usize + row * width;
         let token_ids = &self.ints[start..start + count as usize];
+        let same = |(id, drafted): &(&i32, &TokenId)| **id == drafted.cast_signed();
+        if token_ids.iter().zip(draft).filter(same).count() + 1 < token_ids.len() {
+            return Err(format!("{token_ids:?} were sampled behind {draft:?}"));
+        }
         match token_ids.iter().find(|id| !self.is_token(**id)) {
             Some(id) => Err(format!(
                 "token {id} is not in a vocabulary of {}",
@@ -83,9 +88,9 @@ fn append_tokens(
     sequence: &mut Sequence,
     output: &mut SequenceOutput,
     results: &Results<'_>,
-    index: usize,
+    (index, draft): (usize, &[TokenId]),
 ) -> Result<(), String> {
-    let token_ids = results.tokens(index)?;
+    let token_ids = results.tokens(index, draft)?;
     if let Some(reason) = sequence.guide.as_ref().and_then(|guide| guide.failure()) {
         output.finish = Some(FinishReason::Error);
         output.error = Some(reason.to_owned());
@@ -117,6 +122,25 @@ fn append_tokens(
     Ok(())
 }
 
+/// Drafted tokens that were right have been computed: they count from now on. How many they are.
+fn settle_draft(sequence: &mut Sequence, draft: &[TokenId], token_ids: &[TokenId]) -> u32 {
+    let Some(first) = token_ids.first() else {
+        return 0;
+    };
+    if draft.is_empty() {
+        sequence.drafting.settle_plain(*first);
+        return 0;
+    }
+    // Behind the last token nothing is computed.
+    let num_computed = token_ids.len() as u32 - 1;
+    sequence.num_computed += num_computed;
+    sequence.num_committed += num_computed;
+    let same = draft.iter().zip(token_ids).take_while(|(a, b)| a == b);
+    let num_right = same.count() as u32;
+    sequence.drafting.settle(num_right);
+    num_right
+}
+
 /// What became of a row.
 enum Fate {
     Continues,
@@ -139,10 +163,13 @@ impl EngineState {
         };
         self.advance_guides(&step, &results)?;
         let mut any_ended = false;
+        let mut drafts = step.drafts.as_slice();
         for (index, row) in step.rows.iter().enumerate() {
+            let draft;
+            (draft, drafts) = drafts.split_at(row.num_drafted as usize);
             let is_sampled = index < step.num_sampled as usize;
             let fate = self
-                .commit_row(row, is_sampled.then_some(index), &results, now)
+                .commit_row(row, is_sampled.then_some((index, draft)), &results, now)
                 .map_err(|message| StepError::BadOutput {
                     step: step.step_id,
                     row: index,
@@ -160,11 +187,11 @@ impl EngineState {
         Ok(())
     }
 
-    /// `sampled`: the row's place in the output arena, if it gained tokens.
+    /// `sampled`: the row's place in the output arena and its draft, if it gained tokens.
     fn commit_row(
         &mut self,
         row: &Row,
-        sampled: Option<usize>,
+        sampled: Option<(usize, &[TokenId])>,
         results: &Results<'_>,
         now: Instant,
     ) -> Result<Fate, String> {
@@ -176,14 +203,16 @@ impl EngineState {
             }
             return Ok(Fate::Continues);
         }
-        sequence.num_committed = row.start + row.len;
-        let Some(index) = sampled else {
+        sequence.num_committed = row.start + row.len - row.num_drafted;
+        let Some((index, draft)) = sampled else {
             self.publish(row.seq);
             return Ok(Fate::Continues);
         };
         let mut output = empty_output(sequence.request_id, sequence.key.index);
         sequence.num_pending -= 1;
-        append_tokens(sequence, &mut output, results, index)?;
+        append_tokens(sequence, &mut output, results, (index, draft))?;
+        self.stats.num_accepted_tokens +=
+            u64::from(settle_draft(sequence, draft, &output.token_ids));
         let (client, is_silent) = (sequence.client, sequence.is_silent);
         let needs_publish = (sequence.num_published + 1) * self.config.block_size;
         if sequence.num_committed >= needs_publish {

@@ -4,6 +4,7 @@
 use thiserror::Error;
 
 use crate::queue_load::{MAX_QUEUED_BYTES, QueueBounds};
+use crate::speculation::SpeculationConfig;
 
 /// In which order requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct CoreConfig {
     pub max_logprobs: u32,
     /// Key of the block hashes; random, so that nobody can craft a collision.
     pub hash_seed: u64,
+    /// `None`: no drafts.
+    pub speculation: Option<SpeculationConfig>,
 }
 
 impl CoreConfig {
@@ -88,7 +91,13 @@ impl CoreConfig {
         if self.max_itl_ms.is_some_and(|ms| ms.is_nan() || ms < 0.0) {
             return Err(ConfigError("max_itl_ms: must be 0 or more".into()));
         }
-        Ok(())
+        self.speculation
+            .map_or(Ok(()), |speculation| speculation.validate())
+    }
+
+    /// Most drafted tokens of a row.
+    pub fn max_drafted(&self) -> u32 {
+        self.speculation.map_or(0, |config| config.num_tokens)
     }
 
     pub fn queue_bounds(&self) -> QueueBounds {

@@ -13,7 +13,7 @@ pub use crate::wire::FrameError;
 use crate::wire::{Reader, Wire, wire_enum, wire_struct};
 
 /// The first byte of every frame.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 
 const ADD: u8 = 1;
 const ABORT: u8 = 2;
@@ -131,6 +131,9 @@ wire_struct!(EngineStats {
     num_finished: u64,
     num_aborted: u64,
     num_refused: u64,
+    num_drafts: u64,
+    num_draft_tokens: u64,
+    num_accepted_tokens: u64,
 });
 
 wire_struct!(OutputFrame {

@@ -12,12 +12,13 @@ use crate::plan::InFlight;
 use crate::sequence::SeqIdx;
 use crate::state::EngineState;
 
-/// What is known of the runner's mask buffer: one row of `num_words` a slot.
+/// What is known of the runner's mask buffer: rows of `num_words` a slot, one behind each token that may be drafted.
 #[derive(Debug)]
 pub struct Masks {
     pool: MaskPool,
     num_words: usize,
-    /// Slots whose row forbids nothing.
+    rows_per_slot: usize,
+    /// Slots whose rows forbid nothing.
     is_open: Vec<bool>,
 }
 
@@ -26,6 +27,7 @@ impl Masks {
         Self {
             pool: MaskPool::default(),
             num_words: config.vocab_size.div_ceil(32) as usize,
+            rows_per_slot: 1 + config.max_drafted() as usize,
             is_open: vec![false; config.max_num_seqs as usize],
         }
     }
@@ -35,7 +37,7 @@ impl EngineState {
     /// Fills the rows of all slots that the newest step in flight samples. `outputs`: the output arenas of the steps in
     /// flight before it, the oldest first.
     pub fn fill_masks(&mut self, outputs: &[&[i32]], masks: &mut [i32]) -> Result<(), StepError> {
-        let num_words = self.masks.num_words;
+        let num_words = self.masks.num_words * self.masks.rows_per_slot;
         if masks.len() != num_words * self.masks.is_open.len() {
             return Err(StepError::BadMasks(format!(
                 "the buffer has {} words, not {} for each of {} slots",
@@ -87,18 +89,19 @@ impl EngineState {
         counts: &mut HashMap<SeqIdx, usize>,
         results: &Results<'_>,
     ) -> Result<(), StepError> {
-        for (index, row) in step.rows[..step.num_sampled as usize].iter().enumerate() {
+        for (index, (row, draft)) in step.sampled_rows().enumerate() {
             let sequence = self.table.seq_mut(row.seq);
             if sequence.guide.is_none() || !sequence.is_running() {
                 continue;
             }
-            let token_ids = results
-                .tokens(index)
-                .map_err(|message| StepError::BadOutput {
-                    step: step.step_id,
-                    row: index,
-                    message,
-                })?;
+            let token_ids =
+                results
+                    .tokens(index, draft)
+                    .map_err(|message| StepError::BadOutput {
+                        step: step.step_id,
+                        row: index,
+                        message,
+                    })?;
             let before = counts.entry(row.seq).or_default();
             let start = sequence.output.len() + *before;
             *before += token_ids.len();
@@ -111,11 +114,11 @@ impl EngineState {
 
     fn fill_step(&mut self, step: &InFlight, masks: &mut [i32]) {
         let num_words = self.masks.num_words;
-        let mut rows: Vec<Option<&mut [i32]>> =
-            masks.chunks_exact_mut(num_words).map(Some).collect();
+        let slots = masks.chunks_exact_mut(num_words * self.masks.rows_per_slot);
+        let mut rows: Vec<Option<&mut [i32]>> = slots.map(Some).collect();
         let mut tasks = Vec::new();
         let mut owners = Vec::new();
-        for row in &step.rows[..step.num_sampled as usize] {
+        for (row, draft) in step.sampled_rows() {
             let slot = row.slot.0 as usize;
             let Some(mask) = rows[slot].take() else {
                 continue;
@@ -129,7 +132,8 @@ impl EngineState {
                     tasks.push(Task {
                         index: owners.len() - 1,
                         guide,
-                        mask: Some(mask),
+                        masks: Some(mask.chunks_exact_mut(num_words)),
+                        draft,
                     });
                 }
                 None if !self.masks.is_open[slot] => {
@@ -154,14 +158,15 @@ impl EngineState {
         self.show(step, &mut HashMap::new(), results)?;
         let mut tasks = Vec::new();
         let mut owners = Vec::new();
-        for row in &step.rows[..step.num_sampled as usize] {
+        for (row, _) in step.sampled_rows() {
             let guide = &mut self.table.seq_mut(row.seq).guide;
             if let Some(guide) = guide.take_if(|guide| guide.is_behind()) {
                 owners.push(row.seq);
                 tasks.push(Task {
                     index: owners.len() - 1,
                     guide,
-                    mask: None,
+                    masks: None,
+                    draft: &[],
                 });
             }
         }

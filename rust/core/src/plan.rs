@@ -16,8 +16,10 @@ pub struct Row {
     /// Positions `start .. start + len` are computed.
     pub start: u32,
     pub len: u32,
-    /// The token of a row of one token as the arena shows it.
+    /// The first token of a decode row as the arena shows it.
     pub token: i32,
+    /// The last so many of the positions hold drafted tokens.
+    pub num_drafted: u32,
 }
 
 /// A planned step whose result is not known yet. The first `num_sampled` rows gain tokens.
@@ -25,11 +27,27 @@ pub struct Row {
 pub struct InFlight {
     pub step_id: u64,
     pub rows: Vec<Row>,
+    /// The drafted tokens of its rows, one row after the other.
+    pub drafts: Vec<TokenId>,
     pub num_sampled: u32,
     /// Some sampled row has a grammar.
     pub needs_masks: bool,
     pub planned: Instant,
     pub shape: StepShape,
+}
+
+impl InFlight {
+    /// The rows that gain tokens, with their drafts.
+    pub fn sampled_rows(&self) -> impl Iterator<Item = (&Row, &[TokenId])> {
+        let mut drafts = self.drafts.as_slice();
+        self.rows[..self.num_sampled as usize]
+            .iter()
+            .map(move |row| {
+                let draft;
+                (draft, drafts) = drafts.split_at(row.num_drafted as usize);
+                (row, draft)
+            })
+    }
 }
 
 /// A sequence that got its slot in this step.

@@ -144,6 +144,10 @@ pub struct EngineStats {
     pub num_finished: u64,
     pub num_aborted: u64,
     pub num_refused: u64,
+    /// Rows with drafts, their drafted tokens, and those of them that were right.
+    pub num_drafts: u64,
+    pub num_draft_tokens: u64,
+    pub num_accepted_tokens: u64,
 }
 
 /// What the engine sends to one client after a step.

@@ -9,6 +9,7 @@
 use std::time::Instant;
 
 use crate::arena::{ArenaWriter, LAST_TOKEN};
+use crate::ids::TokenId;
 use crate::media::uncut_len;
 use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
 use crate::request::RequestIdx;
@@ -38,7 +39,10 @@ pub struct Planner<'a> {
     pub is_open: bool,
     pub new_rows: Vec<NewRow>,
     /// Rows of one sampled token, longer sampled rows, rows that are not sampled.
-    decodes: Vec<Row>,
+    pub decodes: Vec<Row>,
+    /// Decode rows with drafts, and the drafts of all of them.
+    pub drafted: Vec<Row>,
+    pub drafts: Vec<TokenId>,
     sampled: Vec<Row>,
     partial: Vec<Row>,
     needs: Needs,
@@ -79,6 +83,8 @@ impl<'a> Planner<'a> {
             is_open: true,
             new_rows: Vec::new(),
             decodes: Vec::with_capacity(state.running.len()),
+            drafted: Vec::new(),
+            drafts: Vec::new(),
             sampled: Vec::new(),
             partial: Vec::new(),
             needs: Needs::default(),
@@ -92,6 +98,7 @@ impl<'a> Planner<'a> {
         let end = self.make_room();
         let prefills = self.schedule_decodes(end);
         self.schedule_prompts(prefills);
+        self.schedule_drafts();
         for request in std::mem::take(&mut self.led) {
             self.state.queue_parked(request);
         }
@@ -136,6 +143,11 @@ impl<'a> Planner<'a> {
     /// Rows of one sampled token so far.
     pub fn num_decodes(&self) -> u32 {
         self.decodes.len() as u32
+    }
+
+    /// Rows of more than one known token, so far.
+    pub fn has_prompts(&self) -> bool {
+        !(self.sampled.is_empty() && self.partial.is_empty())
     }
 
     /// One more block for the running sequence at `at`.
@@ -206,6 +218,7 @@ impl<'a> Planner<'a> {
             } else {
                 LAST_TOKEN
             },
+            num_drafted: 0,
         };
         sequence.num_computed = end;
         sequence.in_flight += 1;
@@ -233,8 +246,10 @@ impl<'a> Planner<'a> {
     /// Writes the rows in the arena's order.
     fn finish(mut self) -> StepPlan {
         let num_decodes = self.decodes.len();
-        let num_sampled = (num_decodes + self.sampled.len()) as u32;
+        let num_drafted = self.drafted.len();
+        let num_sampled = (num_decodes + num_drafted + self.sampled.len()) as u32;
         let mut rows = self.decodes;
+        rows.append(&mut self.drafted);
         rows.append(&mut self.sampled);
         rows.append(&mut self.partial);
         self.writer.totals.num_decode_rows = num_decodes as u32;
@@ -242,8 +257,15 @@ impl<'a> Planner<'a> {
         for row in &rows[..num_decodes] {
             self.writer.decode_row(row.slot, row.start, row.token);
         }
+        let mut drafts = self.drafts.as_slice();
+        for row in &rows[num_decodes..][..num_drafted] {
+            let draft;
+            (draft, drafts) = drafts.split_at(row.num_drafted as usize);
+            self.writer
+                .drafted_row(row.slot, row.start, row.token, draft);
+        }
         let mut prompt_logprob_rows = Vec::new();
-        for (index, row) in rows.iter().enumerate().skip(num_decodes) {
+        for (index, row) in rows.iter().enumerate().skip(num_decodes + num_drafted) {
             if self.needs.prompt_logprobs {
                 let token_start = self.writer.totals.num_tokens;
                 let wanted = prompt_logprob_row(self.state, row, index as u32, token_start);
@@ -265,16 +287,19 @@ impl<'a> Planner<'a> {
             needs_masks: self.needs.masks,
         };
         if !rows.is_empty() {
-            let num_decode_rows = plan.totals.num_decode_rows;
+            let num_decode_rows = (num_decodes + num_drafted) as u32;
+            let num_drafted = plan.totals.num_draft_tokens;
             self.state.in_flight.push_back(InFlight {
                 step_id: self.step_id,
                 rows,
+                drafts: self.drafts,
                 num_sampled,
                 needs_masks: self.needs.masks,
                 planned: self.now,
                 shape: StepShape {
                     num_decode_rows,
-                    num_prompt_tokens: plan.totals.num_tokens - num_decode_rows,
+                    num_prompt_tokens: plan.totals.num_tokens - num_decode_rows - num_drafted,
+                    num_drafted,
                 },
             });
         }

@@ -12,6 +12,7 @@ use crate::prefix::BlockHash;
 use crate::protocol::TokenLogprobs;
 use crate::queue::QueueKey;
 use crate::request::RequestIdx;
+use crate::speculation::Drafting;
 
 /// Place of a sequence in the engine's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -81,6 +82,7 @@ pub struct Sequence {
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// Its place in the request's grammar, if there is one, from its first start on.
     pub guide: Option<Box<Guide>>,
+    pub drafting: Drafting,
 }
 
 impl Sequence {
@@ -113,6 +115,7 @@ impl Sequence {
             is_silent: true,
             prompt_logprobs: None,
             guide: None,
+            drafting: Drafting::default(),
         }
     }
 
@@ -137,9 +140,11 @@ impl Sequence {
         self.prompt.iter().chain(&self.output).copied()
     }
 
-    /// Tokens that the next row may cover; 0 when the outputs in flight already reach the limit.
+    /// Tokens that the next row may cover; 0 when the outputs in flight already reach the limit, or when it is open how
+    /// many there are.
     pub fn num_remaining(&self) -> u32 {
-        if self.output.len() as u32 + self.num_pending >= self.limits.max_output {
+        let is_full = self.output.len() as u32 + self.num_pending >= self.limits.max_output;
+        if is_full || self.drafting.num_in_flight > 0 {
             return 0;
         }
         self.num_known() + self.num_pending - self.num_computed

@@ -8,6 +8,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use crate::speculation::{DraftCosts, DraftPrice};
+
 /// Fewest prompt tokens of a step beside decodes: prompts always go on.
 pub const MIN_CHUNK: u32 = 32;
 /// Steps that are remembered.
@@ -15,7 +17,7 @@ const WINDOW: usize = 16;
 /// Decode steps that are remembered of each size.
 const DECODE_WINDOW: usize = 9;
 /// Sizes of decode steps: 1, 2-3, 4-7, … rows.
-const NUM_SIZES: usize = 17;
+pub const NUM_SIZES: usize = 17;
 /// Without a target a step takes at most so long, or so many times its fixed costs.
 const AUTO_MAX_MS: f64 = 100.0;
 const AUTO_MAX_RATIO: f64 = 4.0;
@@ -29,22 +31,24 @@ pub struct StepShape {
     pub num_decode_rows: u32,
     /// Tokens of all other rows.
     pub num_prompt_tokens: u32,
+    /// Tokens that decode rows have beyond one.
+    pub num_drafted: u32,
 }
 
 /// A step with prompt tokens, and its time without that of its decode rows.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
-    num_tokens: u32,
-    extra_ms: f64,
+pub struct Sample {
+    pub num_tokens: u32,
+    pub extra_ms: f64,
 }
 
-/// Time of prompt tokens in a step, beyond that of its decode rows.
+/// Time of prompt (or drafted) tokens in a step, beyond that of its decode rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Line {
-    fixed_ms: f64,
-    ms_per_token: f64,
+pub struct Line {
+    pub fixed_ms: f64,
+    pub ms_per_token: f64,
     /// All samples are of one size: what is fixed and what grows can't be told apart.
-    is_guess: bool,
+    pub is_guess: bool,
 }
 
 #[derive(Debug, Default)]
@@ -52,10 +56,11 @@ pub struct StepCost {
     decode_ms: [VecDeque<f64>; NUM_SIZES],
     samples: VecDeque<Sample>,
     line: Line,
+    drafts: DraftCosts,
     last_end: Option<Instant>,
 }
 
-fn push<T>(values: &mut VecDeque<T>, value: T, most: usize) {
+pub fn push<T>(values: &mut VecDeque<T>, value: T, most: usize) {
     if values.len() == most {
         values.pop_front();
     }
@@ -69,7 +74,7 @@ fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
-fn size_of(num_rows: u32) -> usize {
+pub fn size_of(num_rows: u32) -> usize {
     (num_rows.max(1).ilog2() as usize).min(NUM_SIZES - 1)
 }
 
@@ -81,7 +86,14 @@ impl StepCost {
             .replace(now)
             .map_or(planned, |end| end.max(planned));
         let time_ms = now.saturating_duration_since(begin).as_secs_f64() * 1e3;
+        if shape.num_drafted > 0 {
+            let extra_ms = time_ms - self.decode_ms(shape.num_decode_rows);
+            self.drafts
+                .record(shape.num_decode_rows, shape.num_drafted, extra_ms);
+            return;
+        }
         if shape.num_prompt_tokens == 0 {
+            self.drafts.record_plain(shape.num_decode_rows);
             let times = &mut self.decode_ms[size_of(shape.num_decode_rows)];
             push(times, time_ms, DECODE_WINDOW);
             return;
@@ -98,7 +110,7 @@ impl StepCost {
             extra_ms: time_ms - decode_ms,
         };
         push(&mut self.samples, sample, WINDOW);
-        self.line = fit(&self.samples);
+        self.line = fit(&self.samples, MIN_CHUNK);
     }
 
     /// Time of a step of decode rows alone; of the nearest size when this one was never seen; 0 when none was.
@@ -110,6 +122,13 @@ impl StepCost {
         measured.map_or(0.0, |times| {
             median(times.iter().copied()).unwrap_or_default()
         })
+    }
+
+    /// What drafts would cost a step of so many decodes; `None`: it shall have none.
+    pub fn draft_price(&self, num_rows: u32) -> Option<DraftPrice> {
+        let times = &self.decode_ms[size_of(num_rows)];
+        let plain_ms = median(times.iter().copied())?;
+        self.drafts.price(num_rows, plain_ms)
     }
 
     /// Most prompt tokens beside `num_decode_rows`, while `num_pending` prompt tokens wait or run.
@@ -151,11 +170,12 @@ impl StepCost {
     }
 }
 
-fn fit(samples: &VecDeque<Sample>) -> Line {
+/// `least`: samples whose sizes differ by less say nothing of the slope.
+pub fn fit(samples: &VecDeque<Sample>, least: u32) -> Line {
     let mut slopes = Vec::new();
     for (at, a) in samples.iter().enumerate() {
         for b in samples.iter().skip(at + 1) {
-            if a.num_tokens.abs_diff(b.num_tokens) >= MIN_CHUNK {
+            if a.num_tokens.abs_diff(b.num_tokens) >= least {
                 let tokens = f64::from(a.num_tokens) - f64::from(b.num_tokens);
                 slopes.push((a.extra_ms - b.extra_ms) / tokens);
             }
@@ -218,6 +238,7 @@ mod tests {
             let shape = StepShape {
                 num_decode_rows: ROWS,
                 num_prompt_tokens,
+                num_drafted: 0,
             };
             self.cost.record(shape, planned, self.now);
         }
@@ -341,6 +362,7 @@ mod tests {
         let decode = StepShape {
             num_decode_rows: 4,
             num_prompt_tokens: 0,
+            num_drafted: 0,
         };
         // Planned at 0 and at 1, run one after the other.
         cost.record(decode, at(0), at(10));

@@ -137,7 +137,7 @@ fn refusal() -> impl Strategy<Value = Refusal> {
 }
 
 fn stats() -> impl Strategy<Value = EngineStats> {
-    (any::<[u32; 4]>(), any::<[u64; 9]>()).prop_map(|(gauges, counters)| EngineStats {
+    (any::<[u32; 4]>(), any::<[u64; 12]>()).prop_map(|(gauges, counters)| EngineStats {
         num_steps: counters[0],
         num_running: gauges[0],
         num_waiting: gauges[1],
@@ -151,6 +151,9 @@ fn stats() -> impl Strategy<Value = EngineStats> {
         num_finished: counters[6],
         num_aborted: counters[7],
         num_refused: counters[8],
+        num_drafts: counters[9],
+        num_draft_tokens: counters[10],
+        num_accepted_tokens: counters[11],
     })
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::ids::TenantId;
-use octavo_core::protocol::{AddRequest, FinishReason, RefusalKind};
+use octavo_core::protocol::{AddRequest, FinishReason, RefusalKind, SequenceOutput};
+use octavo_core::speculation::SpeculationConfig;
 use proptest::prelude::*;
 use simulator::engine::{Engine, config, request};
 use simulator::oracle::expected;
@@ -24,12 +25,14 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
         (1_u32..6, 3_u32..40, 1_u32..7, 1_u32..40, 8_u32..48),
         (any::<bool>(), any::<bool>(), 0_u32..6, 1_u32..5),
         prop_oneof![Just(Some(0.0)), Just(None), (0.0..50.0).prop_map(Some)],
+        prop::option::of(speculation()),
     )
         .prop_map(
             |(
                 (block_size, num_blocks, seqs, budget, len),
                 (caching, by_priority, threshold, depth),
                 max_itl_ms,
+                speculation,
             )| CoreConfig {
                 block_size,
                 num_blocks,
@@ -45,9 +48,21 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
                 long_prefill_token_threshold: threshold,
                 depth,
                 max_itl_ms,
+                speculation,
                 ..config()
             },
         )
+}
+
+fn speculation() -> impl Strategy<Value = SpeculationConfig> {
+    (1_u32..9, 1_u32..4, 0_u32..4, any::<bool>()).prop_map(
+        |(num_tokens, min, more, is_measured)| SpeculationConfig {
+            num_tokens,
+            lookup_min: min,
+            lookup_max: min + more,
+            is_measured,
+        },
+    )
 }
 
 /// Prompts share prefixes: a cut of one of two base sequences, and a short tail.
@@ -157,17 +172,30 @@ fn check_outputs(engine: &Engine, config: &CoreConfig, sent: &[AddRequest]) {
                 "request {id}, sequence {index}"
             );
             check_extras(request, index, &received.outputs[0]);
+            received
+                .outputs
+                .iter()
+                .for_each(|output| check_logprobs(request, output));
         }
     }
 }
 
-fn check_extras(request: &AddRequest, index: u32, first: &octavo_core::protocol::SequenceOutput) {
-    assert!(first.queue_s.is_some() && first.num_cached_tokens.is_some());
-    assert_eq!(first.logprobs.len(), usize::from(request.logprobs >= 0));
-    for logprobs in &first.logprobs {
+/// One entry a token, each its own.
+fn check_logprobs(request: &AddRequest, output: &SequenceOutput) {
+    let num_logprobs = if request.logprobs >= 0 {
+        output.token_ids.len()
+    } else {
+        0
+    };
+    assert_eq!(output.logprobs.len(), num_logprobs);
+    for (logprobs, id) in output.logprobs.iter().zip(&output.token_ids) {
         assert_eq!(logprobs.entries.len(), 1 + request.logprobs as usize);
-        assert_eq!(logprobs.entries[0], (first.token_ids[0], 0.0));
+        assert_eq!(logprobs.entries[0], (*id, 0.0));
     }
+}
+
+fn check_extras(request: &AddRequest, index: u32, first: &SequenceOutput) {
+    assert!(first.queue_s.is_some() && first.num_cached_tokens.is_some());
     let wanted = request.prompt_logprobs >= 0 && index == 0;
     assert_eq!(first.prompt_logprobs.is_some(), wanted);
     let targets: Vec<u32> = first

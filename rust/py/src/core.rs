@@ -12,6 +12,7 @@ use octavo_core::frames::{decode_inbound, encode_outbound};
 use octavo_core::ids::{ClientId, SlotId};
 use octavo_core::mailbox::{Inbox, Outbox};
 use octavo_core::protocol::EngineStats;
+use octavo_core::speculation::SpeculationConfig;
 use octavo_core::{core, plan};
 use octavo_ipc::Server;
 use pyo3::buffer::PyBuffer;
@@ -32,6 +33,26 @@ fn config_error(error: ConfigError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
+/// Attributes of `octavo.speculation.Speculation`.
+#[derive(FromPyObject)]
+struct SpeculationFields {
+    num_tokens: u32,
+    lookup_min: u32,
+    lookup_max: u32,
+    is_measured: bool,
+}
+
+impl From<SpeculationFields> for SpeculationConfig {
+    fn from(fields: SpeculationFields) -> Self {
+        Self {
+            num_tokens: fields.num_tokens,
+            lookup_min: fields.lookup_min,
+            lookup_max: fields.lookup_max,
+            is_measured: fields.is_measured,
+        }
+    }
+}
+
 /// What is left out is off or without limits.
 #[pyclass(frozen, module = "octavo._core")]
 struct CoreConfig {
@@ -45,7 +66,7 @@ impl CoreConfig {
         *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size,
         max_queued_requests = 1_073_741_824, max_queued_tokens = 1_125_899_906_842_624, policy = "fcfs",
         enable_prefix_caching = false, long_prefill_token_threshold = 0, max_itl_ms = Some(0.0), depth = 1,
-        max_logprobs = 0, hash_seed = 1,
+        max_logprobs = 0, hash_seed = 1, speculation = None,
     ))]
     fn new(
         block_size: u32,
@@ -63,6 +84,7 @@ impl CoreConfig {
         depth: u32,
         max_logprobs: u32,
         hash_seed: u64,
+        speculation: Option<SpeculationFields>,
     ) -> PyResult<Self> {
         let inner = config::CoreConfig {
             block_size,
@@ -80,6 +102,7 @@ impl CoreConfig {
             depth,
             max_logprobs,
             hash_seed,
+            speculation: speculation.map(Into::into),
         };
         inner.validate().map_err(config_error)?;
         Ok(Self { inner })
@@ -91,7 +114,7 @@ struct Engine {
     core: core::Core,
     arenas: Vec<IntBuffer>,
     outputs: Vec<IntBuffer>,
-    /// One row of words a slot.
+    /// Rows of words a slot, one behind each token that may be drafted.
     masks: Option<IntBuffer>,
 }
 
@@ -265,7 +288,9 @@ impl Core {
 
     fn register_masks(&self, masks: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut engine = lock(&self.engine);
-        let num_ints = engine.core.config().max_num_seqs * engine.core.mask_words();
+        let config = engine.core.config();
+        let num_rows = config.max_num_seqs * (1 + config.max_drafted());
+        let num_ints = num_rows * engine.core.mask_words();
         let buffer = IntBuffer::new(masks, num_ints, "register_masks: the buffer")?;
         engine.masks = Some(buffer);
         Ok(())
@@ -394,7 +419,7 @@ impl Core {
     }
 }
 
-fn entries(stats: &EngineStats) -> [(&'static str, u64); 13] {
+fn entries(stats: &EngineStats) -> [(&'static str, u64); 16] {
     [
         ("num_steps", stats.num_steps),
         ("num_running", stats.num_running.into()),
@@ -409,6 +434,9 @@ fn entries(stats: &EngineStats) -> [(&'static str, u64); 13] {
         ("num_finished", stats.num_finished),
         ("num_aborted", stats.num_aborted),
         ("num_refused", stats.num_refused),
+        ("num_drafts", stats.num_drafts),
+        ("num_draft_tokens", stats.num_draft_tokens),
+        ("num_accepted_tokens", stats.num_accepted_tokens),
     ]
 }
 

@@ -132,7 +132,7 @@ struct Arenas {
     outputs: Vec<IntBuffer>,
     layout: ArenaLayout,
     output_layout: OutputLayout,
-    /// One row of words a slot.
+    /// Rows of words a slot: behind its own tokens, and behind each that may be drafted.
     masks: IntBuffer,
     mask_words: usize,
 }
@@ -253,7 +253,11 @@ impl EmbeddedDecoder {
             outputs: buffers(&outputs, output_layout.num_ints, "output arena")?,
             layout: *layout,
             output_layout: *output_layout,
-            masks: IntBuffer::new(masks, layout.max_rows * mask_words, "masks")?,
+            masks: IntBuffer::new(
+                masks,
+                layout.max_rows * output_layout.max_sampled * mask_words,
+                "masks",
+            )?,
             mask_words: mask_words as usize,
         });
         Ok(())
@@ -287,6 +291,7 @@ impl EmbeddedDecoder {
             kv_len: part(layout.kv_len, plan.num_rows)?,
             token_id: part(layout.token_id, plan.num_tokens)?,
             position: part(layout.position, plan.num_tokens)?,
+            num_drafted: part(layout.num_drafted, plan.num_rows)?,
             block_updates: part(layout.block_update, 3 * plan.num_block_updates)?,
             block_copies: part(layout.block_copy, 2 * plan.num_block_copies)?,
         };
@@ -294,7 +299,7 @@ impl EmbeddedDecoder {
     }
 
     /// Run a step given as lists, without arenas.
-    #[pyo3(signature = (*, row_slot, query_start, kv_len, token_id, position, block_updates))]
+    #[pyo3(signature = (*, row_slot, query_start, kv_len, token_id, position, block_updates, num_drafted=None))]
     fn forward_lists(
         &mut self,
         py: Python<'_>,
@@ -304,7 +309,9 @@ impl EmbeddedDecoder {
         token_id: Vec<i32>,
         position: Vec<i32>,
         block_updates: Vec<i32>,
+        num_drafted: Option<Vec<i32>>,
     ) -> PyResult<()> {
+        let num_drafted = num_drafted.unwrap_or_else(|| vec![0; row_slot.len()]);
         let decoder = self.built()?;
         let view = StepView {
             row_slot: &row_slot,
@@ -312,6 +319,7 @@ impl EmbeddedDecoder {
             kv_len: &kv_len,
             token_id: &token_id,
             position: &position,
+            num_drafted: &num_drafted,
             block_updates: &block_updates,
             block_copies: &[],
         };
@@ -336,7 +344,8 @@ impl EmbeddedDecoder {
             .ints_mut();
         let masks = plan.needs_masks.then(|| Masks {
             words: arenas.masks.ints(),
-            words_per_slot: arenas.mask_words,
+            rows_per_slot: layout.max_sampled as usize,
+            words_per_row: arenas.mask_words,
         });
         py.detach(|| {
             let choices = decoder.sample(plan.num_sampled as usize, masks)?;
@@ -400,30 +409,36 @@ fn int_ids(bytes: &[u8]) -> Vec<u32> {
     chunks.map(|bytes| u32::from_le_bytes(*bytes)).collect()
 }
 
+/// Sampled tokens of each row; counts, ranks and logprobs.
 fn write_choices(
-    choices: &[Choice],
+    choices: &[Vec<Choice>],
     output: &mut [i32],
     layout: &OutputLayout,
 ) -> Result<(), DecoderError> {
     let width = layout.max_sampled as usize;
     let entries = 1 + layout.max_logprobs as usize;
     let fits = choices.len() <= layout.max_rows as usize
-        && choices.iter().all(|choice| choice.ids.len() <= entries);
+        && choices.iter().all(|chosen| chosen.len() <= width)
+        && choices
+            .iter()
+            .flatten()
+            .all(|choice| choice.ids.len() <= entries);
     if !fits {
         return Err(DecoderError::Step(
             "the output arena is too small".to_owned(),
         ));
     }
-    for (row, choice) in choices.iter().enumerate() {
-        output[layout.sampled as usize + row * width] = choice.token;
-        output[layout.count as usize + row] = 1;
-        output[layout.rank as usize + row * width] = choice.rank;
-        let place = row * width * entries;
-        output[layout.logprob_id as usize + place..][..choice.ids.len()]
-            .copy_from_slice(&choice.ids);
-        let values = &mut output[layout.logprob_value as usize + place..];
-        for (value, logprob) in values.iter_mut().zip(&choice.logprobs) {
-            *value = logprob.to_bits() as i32;
+    for (row, chosen) in choices.iter().enumerate() {
+        output[layout.count as usize + row] = chosen.len() as i32;
+        for (place, choice) in (row * width..).zip(chosen) {
+            output[layout.sampled as usize + place] = choice.token;
+            output[layout.rank as usize + place] = choice.rank;
+            let ids = &mut output[layout.logprob_id as usize + place * entries..];
+            ids[..choice.ids.len()].copy_from_slice(&choice.ids);
+            let values = &mut output[layout.logprob_value as usize + place * entries..];
+            for (value, logprob) in values.iter_mut().zip(&choice.logprobs) {
+                *value = logprob.to_bits() as i32;
+            }
         }
     }
     Ok(())

@@ -37,6 +37,9 @@ struct EngineStats {
     num_finished: u64,
     num_aborted: u64,
     num_refused: u64,
+    num_drafts: u64,
+    num_draft_tokens: u64,
+    num_accepted_tokens: u64,
 }
 
 impl From<CoreStats> for EngineStats {
@@ -55,6 +58,9 @@ impl From<CoreStats> for EngineStats {
             num_finished: stats.num_finished,
             num_aborted: stats.num_aborted,
             num_refused: stats.num_refused,
+            num_drafts: stats.num_drafts,
+            num_draft_tokens: stats.num_draft_tokens,
+            num_accepted_tokens: stats.num_accepted_tokens,
         }
     }
 }

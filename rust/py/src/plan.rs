@@ -37,6 +37,7 @@ layout!(ArenaLayout {
     block_update,
     token_id,
     position,
+    num_drafted,
 });
 layout!(OutputLayout {
     num_ints,
@@ -83,6 +84,7 @@ pub struct StepPlan {
     pub num_block_updates: u32,
     pub num_block_copies: u32,
     pub num_new_rows: u32,
+    pub num_draft_tokens: u32,
     pub needs_logprobs: bool,
     pub new_rows: Py<PyList>,
     pub prompt_logprob_rows: Py<PyList>,
@@ -141,6 +143,7 @@ impl StepPlan {
             num_block_updates: totals.num_block_updates,
             num_block_copies: totals.num_block_copies,
             num_new_rows: totals.num_new_rows,
+            num_draft_tokens: totals.num_draft_tokens,
             needs_logprobs: plan.needs_logprobs,
             new_rows: new_rows.unbind(),
             prompt_logprob_rows: prompt_logprob_rows.unbind(),

@@ -54,6 +54,7 @@ pub enum End {
     Failed(String),
 }
 
+#[derive(Clone)]
 pub struct Guide {
     compiled: Arc<Compiled>,
     matcher: Matcher,
@@ -188,6 +189,38 @@ impl Guide {
                 self.fail("the parser panicked");
             }
         }
+    }
+
+    /// Fills the first of `masks`, and one behind each token of a draft.
+    pub fn fill_drafted<'a>(
+        &mut self,
+        masks: &mut impl Iterator<Item = &'a mut [i32]>,
+        draft: &[TokenId],
+    ) {
+        if let Some(mask) = masks.next() {
+            self.fill(mask);
+        }
+        if draft.is_empty() {
+            return;
+        }
+        let mut probe = self.clone();
+        for (id, mask) in draft.iter().zip(masks) {
+            probe.pending.push(*id);
+            probe.fill(mask);
+        }
+    }
+
+    /// How many tokens of a draft may follow; none of them ends the text. The guide has taken in all tokens before.
+    pub fn num_allowed(&self, draft: &[TokenId]) -> usize {
+        debug_assert!(self.pending.is_empty(), "a draft behind unknown tokens");
+        let mut probe = self.clone();
+        let allowed = draft.iter().take_while(|id| {
+            let is_early = probe.gate.is_some() && self.compiled.vocabulary.eos().contains(id);
+            probe.pending.push(**id);
+            probe.advance();
+            !is_early && probe.end.is_none()
+        });
+        allowed.count()
     }
 
     fn fail(&mut self, reason: &str) {

@@ -2,11 +2,13 @@
 //!
 //! Guides of one lane share caches behind a lock, so a lane is the unit of work: no thread waits for another.
 
+use std::slice::ChunksExactMut;
 use std::sync::OnceLock;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::guide::Guide;
+use crate::ids::TokenId;
 
 /// Parsers recurse over what a client wrote.
 const STACK_BYTES: usize = 16 << 20;
@@ -21,19 +23,24 @@ pub struct Task<'a> {
     /// The caller's number for it; tasks are sorted by lane.
     pub index: usize,
     pub guide: Box<Guide>,
-    /// `None`: only tokens are taken in.
-    pub mask: Option<&'a mut [i32]>,
+    /// What may follow, and what may follow each token of the draft; `None`: only tokens are taken in.
+    pub masks: Option<ChunksExactMut<'a, i32>>,
+    pub draft: &'a [TokenId],
 }
 
 impl Task<'_> {
     /// About how many microseconds it takes.
     fn weight(&self) -> usize {
-        if self.mask.is_some() { 20 } else { 2 }
+        if self.masks.is_some() {
+            20 * (1 + self.draft.len())
+        } else {
+            2
+        }
     }
 
     fn run(&mut self) {
-        match &mut self.mask {
-            Some(mask) => self.guide.fill(mask),
+        match &mut self.masks {
+            Some(masks) => self.guide.fill_drafted(masks, self.draft),
             None => self.guide.advance(),
         }
     }

@@ -29,6 +29,7 @@ struct Row {
     start: u32,
     kv_len: u32,
     tokens: Vec<u32>,
+    num_drafted: u32,
 }
 
 pub struct Device {
@@ -92,6 +93,7 @@ impl Device {
             t.num_new_rows,
             t.max_query_len,
             t.max_kv_len,
+            t.num_draft_tokens,
         ];
         for (at, value) in expected.iter().enumerate() {
             assert_eq!(
@@ -183,6 +185,7 @@ impl Device {
                     start,
                     kv_len,
                     tokens: ids.iter().map(resolve).collect(),
+                    num_drafted: arena[layout.num_drafted as usize + row] as u32,
                 }
             })
             .collect()
@@ -249,26 +252,46 @@ impl Device {
     fn sample(&mut self, plan: &StepPlan, rows: &[Row]) -> Vec<i32> {
         let layout = &self.output_layout;
         let mut output = vec![-7; layout.num_ints as usize];
-        for (index, row) in rows
-            .iter()
-            .enumerate()
-            .take(plan.totals.num_sampled as usize)
-        {
-            let state = self.cell(row.slot, row.kv_len - 1).state;
-            let slot = &mut self.slots[row.slot];
-            let params = slot.params.as_ref().unwrap();
-            let token = sample(state, params, slot.index, self.config.vocab_size);
-            slot.last_token = Some(token);
-            output[layout.count as usize + index] = 1;
-            output[layout.sampled as usize + index] = token as i32;
-            output[layout.rank as usize + index] = 1;
-            let width = 1 + layout.max_logprobs as usize;
-            for entry in 0..width {
-                let at = index * width + entry;
-                output[layout.logprob_id as usize + at] = (token as usize + entry) as i32;
-                output[layout.logprob_value as usize + at] = (-(entry as f32)).to_bits() as i32;
+        let width = layout.max_sampled as usize;
+        let num_sampled = plan.totals.num_sampled as usize;
+        let drafted: u32 = rows.iter().map(|row| row.num_drafted).sum();
+        assert_eq!(drafted, plan.totals.num_draft_tokens);
+        assert!(rows[num_sampled..].iter().all(|row| row.num_drafted == 0));
+        for (index, row) in rows[..num_sampled].iter().enumerate() {
+            let tokens = self.sample_row(row);
+            self.slots[row.slot].last_token = tokens.last().copied();
+            output[layout.count as usize + index] = tokens.len() as i32;
+            for (nth, token) in tokens.into_iter().enumerate() {
+                let place = index * width + nth;
+                output[layout.sampled as usize + place] = token as i32;
+                output[layout.rank as usize + place] = 1;
+                let entries = 1 + layout.max_logprobs as usize;
+                for entry in 0..entries {
+                    let at = place * entries + entry;
+                    output[layout.logprob_id as usize + at] = (token as usize + entry) as i32;
+                    output[layout.logprob_value as usize + at] = (-(entry as f32)).to_bits() as i32;
+                }
             }
         }
         output
+    }
+
+    /// The tokens behind a row's last one, or behind each of its drafted ones as long as they are what was sampled.
+    fn sample_row(&self, row: &Row) -> Vec<u32> {
+        let slot = &self.slots[row.slot];
+        let params = slot.params.as_ref().unwrap();
+        let first = row.tokens.len() - 1 - row.num_drafted as usize;
+        let mut sampled = Vec::new();
+        for at in first..row.tokens.len() {
+            let cell = self.cell(row.slot, row.start + at as u32);
+            let vocab_size = self.config.vocab_size;
+            sampled.push(sample(
+                cell.state, cell.token, params, slot.index, vocab_size,
+            ));
+            if row.tokens.get(at + 1) != sampled.last() {
+                break;
+            }
+        }
+        sampled
     }
 }

@@ -58,6 +58,7 @@ pub fn config() -> CoreConfig {
         depth: 1,
         max_logprobs: 3,
         hash_seed: 11,
+        speculation: None,
     }
 }
 

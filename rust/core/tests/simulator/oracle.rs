@@ -1,5 +1,6 @@
-//! The model: the state after a token is a hash of everything before it, and the next token a hash of that state and
-//! the request's seed. `expected` is the whole engine in ten lines.
+//! The model: the state after a token is a hash of everything before it. The next token is mostly a successor of the
+//! newest, so that texts repeat themselves, and now and then a hash of that state and the request's seed. `expected` is
+//! the whole engine in ten lines.
 
 use octavo_core::protocol::{AddRequest, FinishReason};
 
@@ -20,12 +21,16 @@ pub fn next_state(previous: u64, token: u32, position: u32) -> u64 {
     )
 }
 
-/// What is sampled from a state by sequence `index` of a request with these params.
-pub fn sample(state: u64, params: &[u8], index: u32, vocab_size: u32) -> u32 {
+/// What is sampled behind `token` from a state by sequence `index` of a request with these params.
+pub fn sample(state: u64, token: u32, params: &[u8], index: u32, vocab_size: u32) -> u32 {
     let seed = params
         .iter()
         .fold(7, |seed, byte| mix(seed, u64::from(*byte)));
-    (mix(mix(state, seed), u64::from(index)) % u64::from(vocab_size)) as u32
+    let hash = mix(mix(state, seed), u64::from(index));
+    if hash >> 61 > 0 {
+        return (token * 3 + 1) % vocab_size.min(7);
+    }
+    (hash % u64::from(vocab_size)) as u32
 }
 
 /// The tokens of sequence `index`, computed one by one without any engine.
@@ -42,7 +47,8 @@ pub fn expected(
         next_state(state, *token, position)
     });
     loop {
-        let token = sample(state, &request.params, index, vocab_size);
+        let last = tokens[tokens.len() - 1];
+        let token = sample(state, last, &request.params, index, vocab_size);
         state = next_state(state, token, tokens.len() as u32);
         tokens.push(token);
         let num_output = tokens.len() - num_prompt;

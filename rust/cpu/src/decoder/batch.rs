@@ -1,6 +1,8 @@
 //! A step's rows and tokens, checked against the slots before anything uses them as an index; block tables and newest
 //! tokens of the slots.
 
+use std::ops::Range;
+
 use super::error::DecoderError;
 
 /// The runner's arena as it came: nothing of it is trusted.
@@ -15,6 +17,8 @@ pub struct StepView<'a> {
     /// -1: the slot's newest token.
     pub token_id: &'a [i32],
     pub position: &'a [i32],
+    /// How many of each row's last tokens are drafted.
+    pub num_drafted: &'a [i32],
     /// (slot, index, block) each.
     pub block_updates: &'a [i32],
     /// (source, destination) each.
@@ -40,6 +44,16 @@ pub struct Row {
     pub start: usize,
     pub num_tokens: usize,
     pub kv_len: usize,
+    /// Of its last tokens.
+    pub num_drafted: usize,
+}
+
+impl Row {
+    /// The step's tokens that are sampled behind when the row is: its last one that is not drafted, and the draft.
+    pub fn sampled(&self) -> Range<usize> {
+        let end = self.start + self.num_tokens;
+        end - 1 - self.num_drafted..end
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +125,7 @@ impl Batch {
         let (num_rows, num_tokens) = (step.row_slot.len(), step.token_id.len());
         if step.query_start.len() != num_rows + 1
             || step.kv_len.len() != num_rows
+            || step.num_drafted.len() != num_rows
             || step.position.len() != num_tokens
             || num_tokens > limits.max_tokens
         {
@@ -162,6 +177,7 @@ impl Batch {
                 "row {row} has tokens {start}..{end} of {kv_len}"
             )));
         }
+        let num_drafted = below(step.num_drafted[row], end - start, "draft of a row")?;
         let table = slots.table(slot);
         for token in start..end {
             let id = match step.token_id[token] {
@@ -186,6 +202,7 @@ impl Batch {
             start,
             num_tokens: end - start,
             kv_len,
+            num_drafted,
         });
         Ok(())
     }
@@ -218,6 +235,7 @@ mod tests {
         kv_len: &[6, 3],
         token_id: &[-1, 7, 8, 9],
         position: &[5, 0, 1, 2],
+        num_drafted: &[0, 2],
         block_updates: &[],
         block_copies: &[],
     };
@@ -298,6 +316,18 @@ mod tests {
             },
             StepView {
                 position: &[5, 0, 1],
+                ..STEP
+            },
+            StepView {
+                num_drafted: &[1, 0],
+                ..STEP
+            },
+            StepView {
+                num_drafted: &[0, -1],
+                ..STEP
+            },
+            StepView {
+                num_drafted: &[0],
                 ..STEP
             },
         ];

@@ -1,5 +1,6 @@
-//! Logits of some tokens of the last step, a few rows at a time, and what is done with each row.
+//! Logits of some tokens of the last step, a few rows at a time, and what is done with each run of them.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::MACS_PER_THREAD;
@@ -33,28 +34,45 @@ pub struct HeadCall<'a> {
 }
 
 impl Head {
-    /// Call `visit(i, logits)` for each of `tokens`, from any thread, once; logits are clean (no NaN, no +inf) and may be
-    /// used up.
+    /// Call `visit(i, logits)` for each of `runs` of tokens, from any thread, once, with `[tokens, vocab_size]` logits;
+    /// they are clean (no NaN, no +inf) and may be used up.
     pub fn visit(
         &mut self,
         call: &HeadCall<'_>,
-        tokens: &[usize],
+        runs: &[Range<usize>],
         visit: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) {
-        let vocab = call.description.vocab_size;
-        let most = (MAX_LOGITS / vocab).max(1);
-        for (chunk, tokens) in tokens.chunks(most).enumerate() {
-            let first = chunk * most;
-            self.run(call, tokens, &|index, logits| visit(first + index, logits));
+        let most = (MAX_LOGITS / call.description.vocab_size).max(1);
+        let mut first = 0;
+        while first < runs.len() {
+            let mut num_tokens = runs[first].len();
+            let mut end = first + 1;
+            while end < runs.len() && num_tokens + runs[end].len() <= most {
+                num_tokens += runs[end].len();
+                end += 1;
+            }
+            self.run(call, &runs[first..end], &|index, logits| {
+                visit(first + index, logits);
+            });
+            first = end;
         }
     }
 
     fn run(
         &mut self,
         call: &HeadCall<'_>,
-        tokens: &[usize],
+        runs: &[Range<usize>],
         visit: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) {
+        let tokens: Vec<usize> = runs.iter().cloned().flatten().collect();
+        let mut ends = 0;
+        let places: Vec<Range<usize>> = runs
+            .iter()
+            .map(|run| {
+                ends += run.len();
+                ends - run.len()..ends
+            })
+            .collect();
         let (description, head) = (call.description, call.weights.head());
         let (vocab, hidden) = (description.vocab_size, description.hidden_size);
         let is_integer = head.format().is_integer();
@@ -91,17 +109,17 @@ impl Head {
             unsafe { head.multiply(team, &input, &Output::dense(logits, vocab)) };
             team.barrier();
             loop {
-                let row = next.fetch_add(1, Ordering::Relaxed);
-                if row >= tokens.len() {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(place) = places.get(index) else {
                     break;
-                }
-                // SAFETY: each row is taken once.
-                let row_logits = unsafe { logits.part_mut(row * vocab..(row + 1) * vocab) };
+                };
+                // SAFETY: each run is taken once, and runs have places of their own.
+                let run_logits = unsafe { logits.part_mut(place.start * vocab..place.end * vocab) };
                 if description.logit_cap > 0.0 {
-                    cap(row_logits, description.logit_cap);
+                    cap(run_logits, description.logit_cap);
                 }
-                clean(row_logits);
-                visit(row, row_logits);
+                clean(run_logits);
+                visit(index, run_logits);
             }
         });
     }

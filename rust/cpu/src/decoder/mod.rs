@@ -3,6 +3,8 @@
 //! A step is `forward` (rows and tokens of the runner's arena, checked, through all layers in one parallel region) and
 //! `sample` (head and choice of the sampled rows). Not here: kernels (matrix, attention), who runs when (rust/core).
 
+use std::ops::Range;
+
 mod attend;
 mod batch;
 mod buffers;
@@ -20,7 +22,7 @@ pub use error::DecoderError;
 pub use weights::{TOP, WeightsBuilder};
 
 use attend::Attend;
-use batch::{Batch, Slots};
+use batch::{Batch, Row, Slots};
 use buffers::Buffers;
 use cache::{Cache, CacheShape};
 use head::{Head, HeadCall};
@@ -78,9 +80,28 @@ impl Choice {
 /// Allowed tokens of each slot, a bit each.
 #[derive(Clone, Copy, Debug)]
 pub struct Masks<'a> {
-    /// `[slots, words_per_slot]`
+    /// `[slots, rows_per_slot, words_per_row]`: of a slot, the tokens that may follow its row's own tokens, then those
+    /// that may follow each drafted one.
     pub words: &'a [i32],
-    pub words_per_slot: usize,
+    pub rows_per_slot: usize,
+    pub words_per_row: usize,
+}
+
+impl Masks<'_> {
+    /// Whether every row of `rows` over `vocab_size` tokens finds its masks.
+    fn fit(&self, rows: &[Row], vocab_size: usize) -> bool {
+        let slots = self.words.len() / (self.rows_per_slot * self.words_per_row).max(1);
+        self.words_per_row >= vocab_size.div_ceil(32)
+            && rows
+                .iter()
+                .all(|row| row.slot < slots && row.num_drafted < self.rows_per_slot)
+    }
+
+    /// What may follow the `nth` of a slot's tokens that are sampled behind.
+    fn row(&self, slot: usize, nth: usize) -> &[i32] {
+        let place = slot * self.rows_per_slot + nth;
+        &self.words[place * self.words_per_row..][..self.words_per_row]
+    }
 }
 
 pub struct Decoder {
@@ -94,7 +115,8 @@ pub struct Decoder {
     batch: Batch,
     buffers: Buffers,
     head: Head,
-    choices: Vec<Choice>,
+    /// Of each sampled row: as much of its draft as is right, and the token behind it.
+    choices: Vec<Vec<Choice>>,
 }
 
 impl Decoder {
@@ -202,28 +224,25 @@ impl Decoder {
         Ok(())
     }
 
-    /// Choose a token for each of the last step's first `num_sampled` rows.
+    /// Choose the token behind each of the last step's first `num_sampled` rows; in rows with drafts behind the tokens
+    /// before those too, up to the first that is not the drafted one.
     pub fn sample(
         &mut self,
         num_sampled: usize,
         masks: Option<Masks<'_>>,
-    ) -> Result<&[Choice], DecoderError> {
+    ) -> Result<&[Vec<Choice>], DecoderError> {
         let rows = self.batch.rows.get(..num_sampled).ok_or_else(|| {
             DecoderError::Step(format!(
                 "{num_sampled} rows of {} are sampled",
                 self.batch.rows.len()
             ))
         })?;
-        if let Some(masks) = masks {
-            let least = self.vocab_size().div_ceil(32);
-            let slots = masks.words.len() / masks.words_per_slot.max(1);
-            if masks.words_per_slot < least || rows.iter().any(|row| row.slot >= slots) {
-                return Err(DecoderError::Step("masks are too small".to_owned()));
-            }
+        if masks.is_some_and(|masks| !masks.fit(rows, self.vocab_size())) {
+            return Err(DecoderError::Step("masks are too small".to_owned()));
         }
-        let tokens: Vec<usize> = rows.iter().map(|r| r.start + r.num_tokens - 1).collect();
+        let runs: Vec<Range<usize>> = rows.iter().map(Row::sampled).collect();
         self.choices.clear();
-        self.choices.resize_with(num_sampled, Choice::default);
+        self.choices.resize_with(num_sampled, Vec::new);
         let (choices, sampling) = (
             Shared::new(&mut self.choices),
             Shared::new(&mut self.sampling),
@@ -234,22 +253,32 @@ impl Decoder {
             pool: &self.pool,
             hidden: &self.buffers.hidden,
         };
-        self.head.visit(&call, &tokens, &|index, logits| {
+        let (vocab, batch) = (self.description.vocab_size, &self.batch);
+        self.head.visit(&call, &runs, &|index, logits| {
             let row = &rows[index];
             // SAFETY: each row is visited once, and rows of one batch have different slots.
-            let (choice, slot) = unsafe {
+            let (chosen, slot) = unsafe {
                 (
                     &mut choices.part_mut(index..index + 1)[0],
                     &mut sampling.part_mut(row.slot..row.slot + 1)[0],
                 )
             };
-            let mask = masks.map(|masks| {
-                &masks.words[row.slot * masks.words_per_slot..][..masks.words_per_slot]
-            });
-            *choice = choose(slot, logits, row.kv_len as u32, mask);
+            let first = row.kv_len - row.num_drafted;
+            for (nth, logits) in logits.chunks_exact_mut(vocab).enumerate() {
+                let mask = masks.as_ref().map(|masks| masks.row(row.slot, nth));
+                let choice = choose(slot, logits, (first + nth) as u32, mask);
+                let token = choice.token as usize;
+                chosen.push(choice);
+                let drafted = batch.tokens[..runs[index].end].get(runs[index].start + nth + 1);
+                if drafted.is_none_or(|drafted| drafted.id != token) {
+                    break;
+                }
+            }
         });
-        for (row, choice) in rows.iter().zip(&self.choices) {
-            self.slots.set_newest(row.slot, choice.token as u32);
+        for (row, chosen) in rows.iter().zip(&self.choices) {
+            if let Some(last) = chosen.last() {
+                self.slots.set_newest(row.slot, last.token as u32);
+            }
         }
         Ok(&self.choices)
     }
@@ -271,7 +300,7 @@ impl Decoder {
                 targets.len()
             )));
         }
-        let tokens: Vec<usize> = (start..start + targets.len()).collect();
+        let runs = singles(start..start + targets.len());
         let mut scores = vec![Choice::default(); targets.len()];
         let shared = Shared::new(&mut scores);
         let call = HeadCall {
@@ -280,7 +309,7 @@ impl Decoder {
             pool: &self.pool,
             hidden: &self.buffers.hidden,
         };
-        self.head.visit(&call, &tokens, &|index, logits| {
+        self.head.visit(&call, &runs, &|index, logits| {
             // SAFETY: each row is visited once.
             let score = unsafe { &mut shared.part_mut(index..index + 1)[0] };
             *score = Choice::scored(logits, targets[index] as usize, num_top);
@@ -291,7 +320,7 @@ impl Decoder {
     /// Logits of the last step's tokens, `[tokens, vocab_size]`: for tests and comparisons.
     pub fn logits(&mut self) -> Vec<f32> {
         let (count, vocab) = (self.batch.tokens.len(), self.description.vocab_size);
-        let tokens: Vec<usize> = (0..count).collect();
+        let runs = singles(0..count);
         let mut all = vec![0.0; count * vocab];
         let shared = Shared::new(&mut all);
         let call = HeadCall {
@@ -300,12 +329,17 @@ impl Decoder {
             pool: &self.pool,
             hidden: &self.buffers.hidden,
         };
-        self.head.visit(&call, &tokens, &|index, logits| {
+        self.head.visit(&call, &runs, &|index, logits| {
             // SAFETY: each row is visited once.
             unsafe { shared.part_mut(index * vocab..(index + 1) * vocab) }.copy_from_slice(logits);
         });
         all
     }
+}
+
+/// Runs of one token each.
+fn singles(tokens: Range<usize>) -> Vec<Range<usize>> {
+    tokens.map(|token| token..token + 1).collect()
 }
 
 /// The row's token, and its logprobs where they are asked for (of the model's own distribution).
