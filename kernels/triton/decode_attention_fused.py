@@ -6,6 +6,9 @@ max(MIN_TILES, ceil(tiles / SPLITS)) blocks, programs without a share end at onc
 writes its output directly. Otherwise `reduce_kernel` joins the shares. The newest token's K and V come from the qkv
 product, not from the cache: the program with the row's last block writes them and adds them by hand.
 
+PARTS > 0: `shared_attention.py` has run, and seen the blocks that rows share; those rows' shares are of the blocks
+after them, and the program with a row's first share begins with what was found.
+
 Needs blocks of TILE tokens, read whole by the tensor memory accelerator. What a block holds past a row's end is masked
 by probability 0, so the cache must hold finite numbers everywhere (it is zeroed once). Not for prompts.
 
@@ -26,6 +29,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.paging import for_products
+from octavo.kernels.triton.shared_attention import (
+    SharedScratch,
+    choose_parts,
+    load_parts,
+    shared_launch,
+    shared_tiles,
+)
 
 TILE: Final = 64
 MAX_SPLITS: Final = 16
@@ -46,9 +56,11 @@ def rotate(first, second, cos, sin):
 
 
 @triton.jit
-def share(length, split, SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """(first tile, end tile, end tile of the row, shares of the row) of a split of a row with `length` tokens."""
-    first = 0
+def share(
+    length, first, split, SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr
+):
+    """(first tile, end tile, end tile of the row, shares of the row) of a split of a row with `length` tokens, of which
+    those before tile `first` have been seen."""
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // TILE
     end = tl.cdiv(length, TILE)
@@ -66,6 +78,7 @@ def attention_kernel(
     block_table_sb,
     row_slot_r,
     kv_len_r,
+    shared_2,
     rotary_table,
     q_gain_d,
     k_gain_d,
@@ -73,6 +86,9 @@ def attention_kernel(
     split_acc,
     split_max,
     split_sum,
+    shared_acc,
+    shared_max,
+    shared_sum,
     score_scale,
     eps,
     table_stride,
@@ -80,6 +96,7 @@ def attention_kernel(
     value_offset,
     SPLITS: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -97,7 +114,10 @@ def attention_kernel(
     t = tl.arange(0, TILE)
     slot = tl.load(row_slot_r + row)
     length = tl.load(kv_len_r + row)
-    low, high, end, num_shares = share(length, split, SPLITS, MIN_TILES, WINDOW, TILE)
+    first = 0
+    if PARTS > 0:
+        first = shared_tiles(shared_2, block_table_sb, slot, length, table_stride, TILE)
+    low, high, end, num_shares = share(length, first, split, SPLITS, MIN_TILES, WINDOW, TILE)
     blocks = block_table_sb + slot.to(tl.int64) * table_stride
     block = tl.load(blocks + tl.minimum(low, end - 1))
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -109,6 +129,7 @@ def attention_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if low < high:
+        row_head = row * KV_HEADS + head
         row_base = qkv + row.to(tl.int64) * ((KV_HEADS * (GROUP + 2)) * HEAD_DIM)
         is_head = (g < GROUP)[:, None]
         q_places = row_base + (head * GROUP + g)[:, None] * HEAD_DIM
@@ -124,6 +145,12 @@ def attention_kernel(
         top_g = tl.full([GROUP_P2], -1e30, tl.float32)
         sum_g = tl.zeros([GROUP_P2], tl.float32)
         acc_dg = tl.zeros([HEAD_DIM, GROUP_P2], tl.float32)
+        if PARTS > 0:
+            seen = tl.where(split == 0, first, 0)
+            top_g, sum_g, acc_dg = load_parts(
+                shared_acc, shared_max, shared_sum, row_head, seen, top_g, sum_g, acc_dg,
+                PARTS, GROUP, GROUP_P2, HEAD_DIM,
+            )  # fmt: skip
         for tile in range(low, high):
             next_block = tl.load(blocks + tl.minimum(tile + 1, high - 1))
             k_td = k_desc.load([block, head, 0, 0]).reshape(TILE, HEAD_DIM).to(q_gd.dtype)
@@ -160,7 +187,6 @@ def attention_kernel(
             sum_g = sum_g * shrink_g + p_g
             acc_dg = acc_dg * shrink_g[None, :] + v_d.to(tl.float32)[:, None] * p_g[None, :]
             top_g = new_top_g
-        row_head = row * KV_HEADS + head
         if num_shares == 1:
             places = out + (row_head * GROUP + g)[None, :] * HEAD_DIM + d[:, None]
             tl.store(places, (acc_dg / sum_g[None, :]).to(out.dtype.element_ty), mask=(g < GROUP)[None, :])
@@ -173,13 +199,18 @@ def attention_kernel(
 
 @triton.jit
 def reduce_kernel(
+    block_table_sb,
+    row_slot_r,
     kv_len_r,
+    shared_2,
     split_acc,
     split_max,
     split_sum,
     out,
+    table_stride,
     SPLITS: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -190,7 +221,11 @@ def reduce_kernel(
 ):
     row = tl.program_id(0)
     head = tl.program_id(1)  # a query head
-    _, _, _, num_shares = share(tl.load(kv_len_r + row), 0, SPLITS, MIN_TILES, WINDOW, TILE)
+    length = tl.load(kv_len_r + row)
+    first = 0
+    if PARTS > 0:
+        first = shared_tiles(shared_2, block_table_sb, tl.load(row_slot_r + row), length, table_stride, TILE)
+    _, _, _, num_shares = share(length, first, 0, SPLITS, MIN_TILES, WINDOW, TILE)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -232,14 +267,17 @@ class AttentionScratch:
     acc_f: Tensor
     max_f: Tensor
     sum_f: Tensor
+    shared: SharedScratch | None
+    """For steps whose rows may share blocks."""
 
     @classmethod
     def allocate(cls, heads: HeadShape, max_rows: int, device: torch.device) -> AttentionScratch:
-        """Enough for up to `max_rows` rows, however `choose_splits` splits them."""
+        """Enough for up to `max_rows` rows, however `choose_splits` splits them and whatever they share."""
         shares = max(rows * choose_splits(rows, heads.num_kv_heads, 1 << 30) for rows in range(1, max_rows + 1))
         parts = shares * heads.num_kv_heads * heads.group_p2
         sizes = (parts * heads.head_dim, parts, parts)
-        return cls(*(torch.zeros(size, dtype=torch.float32, device=device) for size in sizes))
+        shared = SharedScratch.allocate(heads.num_heads, heads.num_kv_heads, heads.head_dim, max_rows, device)
+        return cls(*(torch.zeros(size, dtype=torch.float32, device=device) for size in sizes), shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +288,7 @@ class DecodeRows:
     row_slot_r: Tensor
     kv_len_r: Tensor
     max_kv_len: int
+    shared_2: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -294,12 +333,15 @@ def attend(
     qkv [r, (heads + 2 * KV heads) * d]; cache [blocks, 2, KV heads, TILE, d] of qkv's dtype or e4m3; as
     `octavo.kernels.reference.decode_attention_fused.attend`.
     """
-    heads = layer.heads
+    heads, count = layer.heads, rows.num_rows
     assert kv_cache.shape[1:] == (2, heads.num_kv_heads, TILE, heads.head_dim), "blocks of TILE tokens"
-    splits = choose_splits(rows.num_rows, heads.num_kv_heads, rows.max_kv_len)
-    shared: dict[str, Any] = {
+    splits = choose_splits(count, heads.num_kv_heads, rows.max_kv_len)
+    seen = scratch.shared if rows.shared_2 is not None and not layer.window else None
+    has_norm = layer.q_gain_d is not None and layer.k_gain_d is not None
+    constants: dict[str, Any] = {
         "SPLITS": splits,
-        "MIN_TILES": 1 if rows.num_rows * heads.num_kv_heads < NUM_PROGRAMS else 4,
+        "MIN_TILES": 1 if count * heads.num_kv_heads < NUM_PROGRAMS else 4,
+        "PARTS": choose_parts(count, heads.group, heads.num_kv_heads) if seen is not None else 0,
         "WINDOW": layer.window,
         "KV_HEADS": heads.num_kv_heads,
         "GROUP": heads.group,
@@ -307,37 +349,46 @@ def attend(
         "HEAD_DIM": heads.head_dim,
         "TILE": TILE,
     }
-    parts = {"split_acc": scratch.acc_f, "split_max": scratch.max_f, "split_sum": scratch.sum_f}
-    has_norm = layer.q_gain_d is not None and layer.k_gain_d is not None
-    args = {
-        "qkv": qkv_ro,
-        "k_desc": _describe(kv_cache[:, 0]),
-        "v_desc": _describe(kv_cache[:, 1]),
-        "kv_cache": kv_cache,
+    row_args = {
         "block_table_sb": rows.block_table_sb,
         "row_slot_r": rows.row_slot_r,
         "kv_len_r": rows.kv_len_r,
+        "shared_2": rows.kv_len_r if rows.shared_2 is None else rows.shared_2,
+        "table_stride": rows.block_table_sb.stride(0),
+    }
+    shares = {"split_acc": scratch.acc_f, "split_max": scratch.max_f, "split_sum": scratch.sum_f}
+    args = {
+        "qkv": qkv_ro,
+        "k_desc": _describe(kv_cache[:, 0], heads.head_dim),
+        "v_desc": _describe(kv_cache[:, 1], heads.head_dim),
+        "kv_cache": kv_cache,
+        **row_args,
         "rotary_table": layer.rotary_table,
         "q_gain_d": layer.q_gain_d if has_norm else qkv_ro,
         "k_gain_d": layer.k_gain_d if has_norm else qkv_ro,
         "out": out_ro,
-        **parts,
+        **shares,
+        "shared_acc": scratch.acc_f if seen is None else seen.acc_f,
+        "shared_max": scratch.max_f if seen is None else seen.max_f,
+        "shared_sum": scratch.sum_f if seen is None else seen.sum_f,
         "score_scale": layer.scale * LOG2_E,
         "eps": layer.norm_eps,
-        "table_stride": rows.block_table_sb.stride(0),
         "block_stride": kv_cache.stride(0),
         "value_offset": kv_cache.stride(1),
     }
-    grid = (heads.num_kv_heads, rows.num_rows, splits)
-    stages = choose_stages(rows.num_rows, rows.max_kv_len)
-    launches = [Launch(attention_kernel, grid, args, shared | {"QK_NORM": has_norm}, 4, stages)]
+    full = constants | {"QK_NORM": has_norm}
+    launches = []
+    if seen is not None:
+        launches.append(shared_launch(args, full, count, _describe(kv_cache[:, 0], heads.head_dim // 2)))
+    stages = choose_stages(count, rows.max_kv_len)
+    launches.append(Launch(attention_kernel, (heads.num_kv_heads, count, splits), args, full, 4, stages))
     if splits > 1:
-        reduce_args = {"kv_len_r": rows.kv_len_r, **parts, "out": out_ro}
-        launches.append(Launch(reduce_kernel, (rows.num_rows, heads.num_heads), reduce_args, shared, 2))
+        reduce_args = {**row_args, **shares, "out": out_ro}
+        launches.append(Launch(reduce_kernel, (count, heads.num_heads), reduce_args, constants, 2))
     return launches
 
 
-def _describe(side_bgtd: Tensor) -> TensorDescriptor:
-    """K or V of a cache, read a head's block at a time."""
-    _, _, tokens, dim = side_bgtd.shape
-    return TensorDescriptor(side_bgtd, list(side_bgtd.shape), list(side_bgtd.stride()), [1, 1, tokens, dim])
+def _describe(side_bgtd: Tensor, dims: int) -> TensorDescriptor:
+    """K or V of a cache, read a head's block at a time, so many dims of it."""
+    tokens = side_bgtd.shape[2]
+    return TensorDescriptor(side_bgtd, list(side_bgtd.shape), list(side_bgtd.stride()), [1, 1, tokens, dims])

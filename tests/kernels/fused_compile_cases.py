@@ -24,6 +24,7 @@ from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.skinny_linear import ResidualStream, SkinnyLinear, store
 from octavo.kernels.triton.skinny_table import BUCKETS, SHARED_BYTES
 from octavo.layers.fused.decode import FusedDecode
+from octavo.worker.step_kinds import CONTEXT_BOUNDS, TOGETHER_ROWS
 
 MODELS = {"llama-8b": LLAMA_8B, "qwen3-8b": QWEN3_8B, "qwen3-0.6b": QWEN3_06B, "qwen3-30b-a3b": QWEN3_30B_A3B}
 LENGTHS = (200, 1000, 100_000)
@@ -44,10 +45,14 @@ def step_launches(sizes: Sizes, rows: int, *, fp8: bool = False) -> list[Launch]
     weights = make_weights(sizes, layers=2, device="meta", max_len=1024, fp8=fp8)
     decode = FusedDecode(weights)
     launches = []
+    token_id_t = torch.empty(rows, dtype=torch.int64, device="meta")
     for max_kv_len in LENGTHS:
         ctx = make_context(sizes, [64] * rows, layers=2, device="meta", max_kv_len=max_kv_len)
         assert decode.accepts(ctx)
-        launches += decode.launches(torch.empty(rows, dtype=torch.int64, device="meta"), ctx)
+        launches += decode.launches(token_id_t, ctx)
+        if rows >= TOGETHER_ROWS and max_kv_len > CONTEXT_BOUNDS[0]:
+            ctx.shared_2 = torch.empty(2, dtype=torch.int32, device="meta")
+            launches += decode.launches(token_id_t, ctx)
     head = SkinnyLinear.make("head", weights.head_vm, None)
     hidden = torch.empty(rows, sizes.hidden, dtype=torch.bfloat16, device="meta")
     stream = ResidualStream.allocate(sizes.hidden, torch.bfloat16, torch.device("meta"))
@@ -119,6 +124,18 @@ def check_attention(launch: Launch, compiled: Compiled) -> None:
     assert compiled.registers <= 128
 
 
+def check_shared(launch: Launch, compiled: Compiled) -> None:
+    """As `check_attention`; both products in wgmma, and so little of everything that two programs run beside each
+    other."""
+    tile_bytes = 2 * launch.constants["TILE"] * launch.constants["HEAD_DIM"] * 2
+    assert compiled.num_wgmma > 0
+    assert compiled.num_mma == 0
+    assert compiled.num_tma_loads >= 4
+    assert compiled.shared_bytes >= (launch.num_stages - 1) * tile_bytes
+    assert compiled.shared_bytes <= SHARED_BYTES // 2
+    assert compiled.registers <= REGISTER_FILE // (2 * 32 * launch.num_warps)
+
+
 def check_small(launch: Launch, compiled: Compiled) -> None:
     """No matrices."""
     assert compiled.num_wgmma == compiled.num_mma == compiled.num_tma_loads == 0
@@ -138,6 +155,7 @@ def check_router(launch: Launch, compiled: Compiled) -> None:
 CHECKS = {
     "ring_gemm": check_ring,
     "attention_kernel": check_attention,
+    "shared_kernel": check_shared,
     "expert_gemm": check_experts,
     "router_kernel": check_router,
 }

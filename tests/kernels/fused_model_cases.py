@@ -14,6 +14,7 @@ from fused_steps import relative_error
 from torch import Tensor
 
 from octavo.attention.base import make_backend
+from octavo.kernels.triton.shared_attention import shared_kernel
 from octavo.kernels.triton.skinny_linear import store
 from octavo.layers.fused.decode import FusedDecode
 from octavo.models.config import normalize_config
@@ -98,6 +99,26 @@ def test_decode_step(family: str, lengths: list[int]) -> None:
     assert decode._head is not None
     run(store(decode._head, hidden, logits, decode._buffers.stream))
     assert relative_error(logits, model.logits(expected)) < 2e-5
+
+
+def test_decode_step_of_rows_that_share_blocks() -> None:
+    torch.manual_seed(0)
+    model = make_model("qwen3")
+    ctx = make_context(SIZES, [129, 200, 5, 150], layers=SIZES.layers, device="cpu")
+    ctx.kv_cache = [cache.float() for cache in ctx.kv_cache]
+    first, second, _, last = ctx.row_slot_r.tolist()
+    ctx.block_table_sb[[first, last], :2] = ctx.block_table_sb[second, :2].clone()
+    ctx.shared_2 = torch.tensor([second, 2], dtype=torch.int32)
+    caches = [cache.clone() for cache in ctx.kv_cache]
+    token_id_t = torch.randint(0, SIZES.vocab, (4,))
+    decode = FusedDecode(model.weights())
+    launches = decode.launches(token_id_t, ctx)
+    assert sum(launch.kernel is shared_kernel for launch in launches) == SIZES.layers
+    for launch in launches:
+        run(launch)
+    hidden = decode._buffers.hidden_tm[:4].clone()
+    ctx.kv_cache = caches
+    assert relative_error(hidden, model.forward(token_id_t, ctx.position_t, ctx)) < 2e-5
 
 
 def test_which_steps_are_accepted() -> None:

@@ -5,6 +5,7 @@ All in fp32, so that bounds are tight; bf16 is for gpu_fused.py (the interpreter
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from torch import Tensor
 from octavo.kernels.reference.decode_attention_fused import attend as reference_attend
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
 from octavo.kernels.triton import decode_attention_fused as attention
-from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend
+from octavo.kernels.triton import shared_attention
+from octavo.kernels.triton.decode_attention_fused import TILE, AttentionScratch, HeadShape, attend
 from octavo.kernels.triton.embed_norm import embed, final_norm
 from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.shared_attention import SharedConfig
 from octavo.kernels.triton.skinny_linear import (
     ResidualStream,
     SkinnyLinear,
@@ -152,8 +155,43 @@ def test_attention_norms_heads(rows: str) -> None:
     check_attention(ROWS[rows], HEADS["gqa"], qk_norm=True)
 
 
-def check_attention(lengths: list[int], heads: HeadShape, *, window: int = 0, qk_norm: bool = False) -> None:
-    case = make_attention(lengths, heads, window=window, qk_norm=qk_norm, seed=len(lengths) + window)
+@pytest.mark.parametrize(
+    ("heads", "splits", "num_shared"),
+    [*((heads, 1, 3) for heads in HEADS), ("gqa", 4, 3), ("gqa", 1, 0), ("gqa", 1, 9), ("mha", 4, 1)],
+)
+def test_attention_to_shared_blocks(num_shared: int, splits: int, heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most rows share blocks, some have other ones, one is too short to have as many."""
+    monkeypatch.setattr(attention, "choose_splits", lambda *_: splits)
+    first = num_shared * TILE
+    lengths = [first + 1, 130, first + 64, first + 200, 7, first + 65, 700]
+    check_attention(lengths, HEADS[heads], sharing=[2, 0, 3, 5], num_shared=num_shared)
+
+
+@pytest.mark.parametrize("pairs", [16, 64])
+def test_attention_to_shared_blocks_in_more_tiles_of_rows(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Head norms; tiles of pairs end within a row, and some hold no row that shares."""
+    monkeypatch.setattr(shared_attention, "CONFIG", SharedConfig(pairs, 4, 1))
+    lengths = [150] * 9 + [90] * 20
+    check_attention(lengths, HEADS["group-of-7"], sharing=[0, *range(3, 9)], num_shared=2, qk_norm=True)
+
+
+def test_shared_blocks_do_not_matter_in_a_window() -> None:
+    check_attention([200, 300], HEADS["gqa"], window=100, sharing=[0, 1], num_shared=3)
+
+
+def check_attention(
+    lengths: list[int],
+    heads: HeadShape,
+    *,
+    window: int = 0,
+    qk_norm: bool = False,
+    sharing: Sequence[int] = (),
+    num_shared: int = 0,
+) -> None:
+    seed = len(lengths) + window
+    case = make_attention(
+        lengths, heads, window=window, qk_norm=qk_norm, seed=seed, sharing=sharing, num_shared=num_shared
+    )
     layer, rows = case.layer, case.rows
     expected_cache = case.kv_cache.clone()
     expected = reference_attend(
@@ -172,9 +210,11 @@ def check_attention(lengths: list[int], heads: HeadShape, *, window: int = 0, qk
         norm_eps=layer.norm_eps,
     ).flatten(1)
     out = torch.full_like(expected, torch.nan)
-    scratch = AttentionScratch.allocate(heads, 16, CPU)
-    for tensor in (scratch.acc_f, scratch.max_f, scratch.sum_f):
-        tensor.fill_(torch.nan)
+    scratch = AttentionScratch.allocate(heads, 32, CPU)
+    assert scratch.shared is not None
+    for part in (scratch, scratch.shared):
+        for tensor in (part.acc_f, part.max_f, part.sum_f):
+            tensor.fill_(torch.nan)
     for launch in attend(layer, case.qkv_ro, case.kv_cache, rows, scratch, out):
         run(launch)
     assert relative_error(out, expected) < 1e-5

@@ -5,6 +5,7 @@ Shape suffixes: r rows, s slots, b blocks, n output features, k input features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,11 @@ def make_attention(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
+    sharing: Sequence[int] = (),
+    num_shared: int = 0,
 ) -> AttentionCase:
-    """Rows of random slots with random blocks; every cache entry is a number, also those that no row owns."""
+    """Rows of random slots with random blocks; every cache entry is a number, also those that no row owns. Rows
+    `sharing` begin with the same `num_shared` blocks, and the step says so (0: it has nothing to say, but could)."""
     torch.manual_seed(seed)
     num_slots, width = len(lengths) + 3, max(lengths) // TILE + 2
     needed = [-(-length // TILE) for length in lengths]
@@ -46,6 +50,11 @@ def make_attention(
     slots = torch.randperm(num_slots)[: len(lengths)]
     for slot, count in zip(slots.tolist(), needed, strict=True):
         table_sb[slot, :count] = torch.tensor([free.pop() for _ in range(count)], dtype=torch.int32)
+    shared_2 = None
+    if sharing:
+        leader = int(slots[sharing[0]])
+        table_sb[slots[list(sharing)], :num_shared] = table_sb[leader, :num_shared].clone()
+        shared_2 = torch.tensor([leader, num_shared], dtype=torch.int32, device=device)
     dim = heads.head_dim
 
     def random(*shape: int, kind: torch.dtype = dtype) -> Tensor:
@@ -61,6 +70,7 @@ def make_attention(
         slots.to(device, torch.int32),
         torch.tensor(lengths, dtype=torch.int32, device=device),
         max(lengths),
+        shared_2,
     )
     cache = random(sum(needed) + 1, 2, heads.num_kv_heads, TILE, dim)
     return AttentionCase(layer, rows, cache, random(len(lengths), (heads.num_heads + 2 * heads.num_kv_heads) * dim))

@@ -89,6 +89,9 @@ class ForwardContext:
     """Of a step in which tokens stand for images."""
     rope_position_3t: Tensor | None = None
     """int64, of models that number positions in three dimensions (time, height, width): what rotations go by."""
+    shared_2: Tensor | None = None
+    """(a slot, how many blocks): decode rows whose tables have the last of these blocks where that slot's table has it
+    may read all of them together, which is quicker. None: there is nothing to be gained."""
     scratch: dict[str, Tensor] = field(default_factory=dict)
     """What a backend computed in `prepare` for all layers of the step."""
 

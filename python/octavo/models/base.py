@@ -26,6 +26,9 @@ class CausalLM(Protocol):
     is_capturable: bool
     """A step reads nothing on the host, so that a CUDA graph can hold it."""
 
+    reads_together: bool
+    """Decode steps make use of `ForwardContext.shared_2`."""
+
     def set_attention_backend(self, backend: AttentionBackend) -> None: ...
 
     def forward(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Tensor:

@@ -89,6 +89,7 @@ class Decoder(nn.Module):
         self.logit_scale, self.logit_cap = scales.logits, scales.logit_cap
         mixtures = [module for module in self.modules() if isinstance(module, SparseMLP)]
         self.is_capturable = all(mixture.has_kernels for mixture in mixtures)  # others ask the device for sizes
+        self.reads_together = False
         self.is_tied = config.tie_word_embeddings
         self.head = (
             self.embed if self.is_tied else Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -183,6 +184,7 @@ class Decoder(nn.Module):
                 layer.fused = QkvAttention(
                     layer.attention, layer.q_norm, layer.k_norm, layer.rotary, pdl=pdl, may_decode=may_decode
                 )
+                self.reads_together |= layer.fused.decodes and not layer.attention.spec.window
 
     def weights(self) -> DecoderWeights:
         """The parameters, by what they are for; of a decoder without `DecoderShape.extras`."""

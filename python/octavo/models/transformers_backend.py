@@ -68,6 +68,7 @@ class TransformersModel(nn.Module):
     """A Transformers causal LM behind `models.base.CausalLM`. On the meta device it only tells its size."""
 
     is_capturable = True
+    reads_together = False
     backend: AttentionBackend
     embedding: nn.Module
 

@@ -53,6 +53,7 @@ class TransformersRows(nn.Module):
 
     is_capturable = False
     images: ImageEncoder | None = None
+    reads_together = False
 
     def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
         super().__init__()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 DECODE_ROWS, SAMPLED_ROWS = 2, 3
+SHARED_BLOCKS = 10
 """Places in the arena's header (rust/core/src/arena.rs)."""
 
 
@@ -80,6 +81,7 @@ class StepArenas:
         self.pad(arena, 0, num_rows)
         array[layout.header + DECODE_ROWS] = num_rows if length == 1 else 0
         array[layout.header + SAMPLED_ROWS] = num_rows
+        array[layout.header + SHARED_BLOCKS : layout.header + SHARED_BLOCKS + 2] = 0
         array[layout.query_start : layout.query_start + num_rows + 1] = np.arange(num_rows + 1) * length
         array[layout.kv_len : layout.kv_len + num_rows] = length
         array[layout.token_id : layout.token_id + num_rows * length] = 0
@@ -106,6 +108,10 @@ class StepArenas:
         """How many rows decode, and how many are sampled: [1] each, from the header."""
         header = self.layout.header
         return arena.narrow(0, header + DECODE_ROWS, 1), arena.narrow(0, header + SAMPLED_ROWS, 1)
+
+    def shared_blocks(self, arena: Tensor) -> Tensor:
+        """(a slot, how many of its first blocks other decode rows have too), from the header."""
+        return arena.narrow(0, self.layout.header + SHARED_BLOCKS, 2)
 
     def updates(self, arena: Tensor, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Block updates [u, 3] (slot, index, block) and block copies [c, 2] (source, destination)."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from octavo.attention.base import ForwardContext, make_backend
+from octavo.attention.base import make_backend
 from octavo.config import ENGINE_SECTIONS, EngineConfig
 from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.kernels.triton import handles
@@ -31,8 +31,9 @@ from octavo.worker.kv_cache import DTYPES
 from octavo.worker.memory import rows_at_a_time
 from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization
 from octavo.worker.slots import Slots
+from octavo.worker.step_context import HeaderParts, step_context
 from octavo.worker.step_kernels import StepKernels
-from octavo.worker.step_kinds import StepKind, decode_kinds, graph_kinds, mixed_kinds
+from octavo.worker.step_kinds import StepKind, decode_kinds, graph_kinds, mixed_kinds, together_kinds
 
 META = torch.device("meta")
 
@@ -123,22 +124,8 @@ class MetaSteps:
             position_t=ints(kind.num_tokens),
         )
         tokens = self.kernels.prepare(arrays, self.slots)
-        ctx = ForwardContext(
-            kv_cache=self.kv_cache,
-            block_table_sb=self.slots.block_table_sb,
-            row_slot_r=arrays.row_slot_r,
-            query_start_r=arrays.query_start_r,
-            kv_len_r=arrays.kv_len_r,
-            position_t=tokens.position_t,
-            slot_mapping_t=tokens.slot_mapping_t,
-            block_size=self.limits.block_size,
-            num_rows=kind.num_rows,
-            num_decode_rows=kind.num_decode_rows,
-            num_tokens=kind.num_tokens,
-            max_query_len=kind.max_query_len,
-            max_kv_len=kind.max_kv_len,
-            num_decode_rows_1=ints(1) if kind.is_counted else None,
-        )
+        header = HeaderParts(ints(1), ints(2))
+        ctx = step_context(kind, arrays, tokens, self.slots, self.kv_cache, header, self.limits.block_size)
         hidden_tm = self.model.forward(tokens.token_id_t, tokens.position_t, ctx)
         fixed = SampledInputs(
             torch.empty(kind.num_rows, self.width, dtype=self.dtype, device=META),
@@ -242,6 +229,9 @@ def rounds_of_jobs(order: Order) -> Iterator[list[Job]]:
         sampler.warm_up(limits=True)
         for kind in decode_kinds(sizes, max_model_len):
             steps.run(kind)
+        if steps.model.reads_together:
+            for kind in together_kinds(sizes, max_model_len):
+                steps.run(kind)
         for kind in graph_kinds(sizes, order.config.execution.prompt_graph_tokens or 0, max_model_len):
             steps.run(kind)
     yield collector.take()

@@ -43,8 +43,8 @@ CUDA_RESERVE_BYTES = 512 << 20
 """For what is not counted: library workspaces, fragmentation, graph bookkeeping of the driver."""
 GRAPH_BYTES = 8 << 20
 """A captured graph's own memory, roughly; intermediate tensors are in `activation_bytes`."""
-GRAPHS_A_SIZE = 3
-"""One for each bound on the context (graphs.py)."""
+GRAPHS_A_SIZE = 5
+"""One for each bound on the context (graphs.py), and two for rows that share blocks (together_graphs.py)."""
 MAX_SHARE = 0.98
 FEW_TOKENS = 1024
 USEFUL_BATCHES = 4

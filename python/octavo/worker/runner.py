@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.base import ForwardContext, make_backend
+from octavo.attention.base import make_backend
 from octavo.attention.media import MediaInput
 from octavo.attention.whole import WholeImageAttention
 from octavo.config import EngineConfig
@@ -40,8 +40,10 @@ from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.mixed_graphs import MixedGraphs
 from octavo.worker.resolve import GRAPH_BACKENDS, kv_dtype
 from octavo.worker.slots import Slots
+from octavo.worker.step_context import HeaderParts, step_context
 from octavo.worker.step_kernels import StepKernels
-from octavo.worker.step_kinds import StepKind, mixed_kinds
+from octavo.worker.step_kinds import StepKind, decode_kind, mixed_kinds
+from octavo.worker.together_graphs import TogetherGraphs
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
@@ -164,6 +166,8 @@ class TorchRunner:
         self._mixed_graphs = MixedGraphs(
             self._graphs, execution.cuda_graph_sizes, execution.prompt_graph_tokens or 0, plan.max_model_len
         )
+        together_sizes = execution.cuda_graph_sizes if self._model.reads_together else []
+        self._together_graphs = TogetherGraphs(self._graphs, together_sizes, plan.max_model_len)
 
     @torch.inference_mode()
     def attach(self, core: Core) -> None:
@@ -220,6 +224,9 @@ class TorchRunner:
             for work in self._sampler.usual_plans():
                 self._capture_sampling(size, bound, work)
                 yield f"graph of sampling {size} rows"
+        for kind in self._together_graphs.missing():
+            self._capture_together(kind)
+            yield f"graph of {kind.num_rows} rows that share blocks, context {kind.max_kv_len}"
         for kind in self._mixed_graphs.missing():
             self._capture_mixed(kind)
             yield f"graph of {kind.num_tokens} tokens, {kind.num_rows} rows"
@@ -230,6 +237,12 @@ class TorchRunner:
         self._arenas.fill_null_rows(0, count, 1)
         self._arenas.pad_empty(0, count, kind.num_rows, count)
         self._mixed(self._arenas.upload(0), kind)
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def _capture_together(self, kind: StepKind) -> None:
+        self._arenas.fill_null_rows(0, kind.num_rows, 1)
+        self._together(self._arenas.upload(0), kind)
         torch.cuda.synchronize()
 
     @torch.inference_mode()
@@ -272,11 +285,15 @@ class TorchRunner:
         """See `Runner.launch`."""
         media = None if self._media is None else self._media.begin(plan, self._arenas)
         only_decodes = plan.num_rows == plan.num_decode_rows
-        graph = mixed = None
+        together = graph = mixed = None
         if media is None and only_decodes:
+            together = self._together_graphs.choose(plan)
+        if media is None and only_decodes and together is None:
             graph = self._graphs.choose(plan.num_rows, plan.max_kv_len)
-        elif media is None:
+        elif media is None and not only_decodes:
             mixed = self._mixed_graphs.choose(plan)
+        if together is not None:
+            self._arenas.pad(plan.arena, plan.num_rows, together.num_rows)
         if graph is not None:
             self._arenas.pad(plan.arena, plan.num_rows, graph[0])
         if mixed is not None:
@@ -284,34 +301,23 @@ class TorchRunner:
         arena = self._arenas.upload(plan.arena)
         update_u3, copy_c2 = self._arenas.updates(arena, plan)
         self._kernels.apply_updates(self._slots.block_table_sb, update_u3, self._kv_cache, copy_c2)
-        if graph is not None:
+        if together is not None:
+            self._launched = self._together(arena, together)
+        elif graph is not None:
             self._launched = self._decode(arena, *graph)
         elif mixed is not None:
             self._launched = self._mixed(arena, mixed)
         else:
-            kind = StepKind(plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len)
+            sizes = plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len
+            kind = StepKind(*sizes, reads_together=plan.num_shared_blocks > 0 and self._model.reads_together)
             self._launched = self._forward(arena, kind, media)
 
     def _forward(self, arena: Tensor, kind: StepKind, media: MediaInput | None = None) -> Launched:
         """Run rows of any kind as they are."""
         arrays = self._arenas.arrays(arena, kind.num_rows, kind.num_tokens)
         tokens = self._kernels.prepare(arrays, self._slots)
-        ctx = ForwardContext(
-            kv_cache=self._kv_cache,
-            block_table_sb=self._slots.block_table_sb,
-            row_slot_r=arrays.row_slot_r,
-            query_start_r=arrays.query_start_r,
-            kv_len_r=arrays.kv_len_r,
-            position_t=tokens.position_t,
-            slot_mapping_t=tokens.slot_mapping_t,
-            block_size=self._limits.block_size,
-            num_rows=kind.num_rows,
-            num_decode_rows=kind.num_decode_rows,
-            num_tokens=kind.num_tokens,
-            max_query_len=kind.max_query_len,
-            max_kv_len=kind.max_kv_len,
-            num_decode_rows_1=self._arenas.counts(arena)[0] if kind.is_counted else None,
-        )
+        header = HeaderParts(self._arenas.counts(arena)[0], self._arenas.shared_blocks(arena))
+        ctx = step_context(kind, arrays, tokens, self._slots, self._kv_cache, header, self._limits.block_size)
         if self._media is not None:
             ctx.media, ctx.rope_position_3t = media, self._media.rope_positions(tokens.position_t, arrays, media)
         self._backend.prepare(ctx)
@@ -321,8 +327,15 @@ class TorchRunner:
         """Run `size` decode rows, padding included, with contexts up to `bound`, through their graph. The arena has one
         address and `prepare` makes its tensors inside the graph, so a replay reads the step's own values."""
         graph_rows = size if self._graphs.has(size, bound) else 0
-        kind = StepKind(size, size, size, 1, bound)
+        kind = decode_kind(size, bound)
         hidden_tm = self._graphs.run(size, bound, lambda: self._forward(arena, kind).hidden_tm)
+        return Launched(hidden_tm, self._arenas.arrays(arena, size, size), graph_rows)
+
+    def _together(self, arena: Tensor, kind: StepKind) -> Launched:
+        """As `_decode`, for rows that begin with the same blocks."""
+        size = kind.num_rows
+        graph_rows = size if self._together_graphs.has(kind) else 0
+        hidden_tm = self._together_graphs.run(kind, lambda: self._forward(arena, kind).hidden_tm)
         return Launched(hidden_tm, self._arenas.arrays(arena, size, size), graph_rows)
 
     def _mixed(self, arena: Tensor, kind: StepKind) -> Launched:
@@ -424,6 +437,7 @@ class TorchRunner:
         if self._build is not None:
             self._build.close()
         self._mixed_graphs.close()
+        self._together_graphs.close()
         self._graphs.close()
         self._kv_cache.clear()
         if self._device.type == "cuda":

@@ -22,6 +22,8 @@ PROMPT_ROWS = 8
 """Rows with more than one token in such a step, at most."""
 LEAST_ROWS = (16, 48, 128, 256)
 """Such a step's rows, at least."""
+TOGETHER_ROWS = 16
+"""Rows that read blocks together are so many at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class StepKind:
     max_kv_len: int
     is_counted: bool = False
     """All numbers are bounds; the device knows those of a step."""
+    reads_together: bool = False
+    """Decode rows read the blocks that they begin with together (`ForwardContext.shared_2`)."""
 
 
 def context_bounds(max_model_len: int) -> list[int]:
@@ -67,6 +71,18 @@ def graph_kinds(row_sizes: Sequence[int], max_tokens: int, max_model_len: int) -
     return kinds
 
 
+def decode_kind(size: int, bound: int, *, reads_together: bool = False) -> StepKind:
+    """A step of `size` decode rows with contexts up to `bound`."""
+    return StepKind(size, size, size, 1, bound, reads_together=reads_together)
+
+
 def decode_kinds(sizes: Sequence[int], max_model_len: int) -> list[StepKind]:
     """Steps of decode rows, by the sizes that graphs are captured for: short contexts first, then few rows first."""
-    return [StepKind(size, size, size, 1, bound) for bound in context_bounds(max_model_len) for size in sorted(sizes)]
+    return [decode_kind(size, bound) for bound in context_bounds(max_model_len) for size in sorted(sizes)]
+
+
+def together_kinds(sizes: Sequence[int], max_model_len: int) -> list[StepKind]:
+    """Steps of decode rows that read blocks together: what that needs is in rust/core/src/shared.rs."""
+    bounds = context_bounds(max_model_len)[1:] or [max_model_len]
+    rows = [size for size in sorted(sizes) if size >= TOGETHER_ROWS]
+    return [decode_kind(size, bound, reads_together=True) for bound in bounds for size in rows]

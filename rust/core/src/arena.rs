@@ -7,9 +7,10 @@
 
 use crate::config::{ConfigError, CoreConfig};
 use crate::ids::{BlockId, SlotId, TokenId};
+use crate::shared::SharedBlocks;
 
 /// Ints of the header: step id (low 31 bits), rows, decode rows, sampled rows, tokens, block updates, block copies,
-/// new rows, longest query, longest KV, drafted tokens; the rest is 0.
+/// new rows, longest query, longest KV, drafted tokens, shared blocks (a slot that has them, how many); the rest is 0.
 pub const HEADER_LEN: u32 = 16;
 /// Token id that stands for "the last token that was sampled in this slot".
 pub const LAST_TOKEN: i32 = -1;
@@ -153,6 +154,8 @@ pub struct Totals {
     pub max_query_len: u32,
     pub max_kv_len: u32,
     pub num_draft_tokens: u32,
+    /// What the rows of a step of decode rows only begin with together.
+    pub shared: SharedBlocks,
 }
 
 /// Fills one arena. Block updates, copies and new rows come in any order; rows in the order above, each followed by
@@ -285,6 +288,8 @@ impl<'a> ArenaWriter<'a> {
             t.max_query_len,
             t.max_kv_len,
             t.num_draft_tokens,
+            t.shared.slot,
+            t.shared.num_blocks,
         ];
         let header = &mut self.ints[self.layout.header as usize..][..HEADER_LEN as usize];
         header.fill(0);

@@ -32,6 +32,7 @@ pub mod queue_load;
 pub mod request;
 mod scheduler;
 pub mod sequence;
+pub mod shared;
 pub mod speculation;
 pub mod state;
 pub mod step_cost;

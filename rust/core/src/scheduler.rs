@@ -14,6 +14,7 @@ use crate::media::uncut_len;
 use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
 use crate::request::RequestIdx;
 use crate::sequence::SeqIdx;
+use crate::shared::{Reader, SharedBlocks, shared_blocks};
 use crate::state::EngineState;
 use crate::step_cost::StepShape;
 
@@ -264,6 +265,9 @@ impl<'a> Planner<'a> {
             self.writer
                 .drafted_row(row.slot, row.start, row.token, draft);
         }
+        if num_decodes == rows.len() {
+            self.writer.totals.shared = shared_by(self.state, &rows);
+        }
         let mut prompt_logprob_rows = Vec::new();
         for (index, row) in rows.iter().enumerate().skip(num_decodes + num_drafted) {
             if self.needs.prompt_logprobs {
@@ -305,6 +309,20 @@ impl<'a> Planner<'a> {
         }
         plan
     }
+}
+
+/// The blocks that decode rows begin with together.
+fn shared_by(state: &EngineState, rows: &[Row]) -> SharedBlocks {
+    let table = &state.table;
+    let readers = rows.iter().map(|row| Reader {
+        slot: row.slot,
+        blocks: table
+            .seq(row.seq)
+            .holding()
+            .map_or(&[][..], |holding| &holding.blocks),
+        position: row.start,
+    });
+    shared_blocks(readers, state.config.block_size)
 }
 
 /// What a row tells of its prompt's logprobs, if somebody wants them.

@@ -44,6 +44,7 @@ from octavo.kernels.triton.skinny_linear import (
 from octavo.kernels.triton.skinny_table import MAX_ROWS, bucket_for
 from octavo.layers.fused.base import BlockWeights, DecoderWeights
 from octavo.layers.fused.mlp import FusedMLP, MLPScratch, make_linear, make_mlp
+from octavo.layers.fused.qkv_attention import decode_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class FusedDecode:
     def launches(self, token_id_t: Tensor, ctx: ForwardContext) -> list[Launch]:
         """The step's kernels in order."""
         count, buffers = ctx.num_rows, self._buffers
-        rows = DecodeRows(ctx.block_table_sb, ctx.row_slot_r[:count], ctx.kv_len_r[:count], ctx.max_kv_len)
+        rows = decode_rows(ctx)
         found = [embed(token_id_t, self._embed_vm, self._input_gains[0], buffers.stream)]
         next_gains = [*self._input_gains[1:], self._final_gain_m]
         partials = 1

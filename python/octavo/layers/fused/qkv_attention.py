@@ -22,6 +22,7 @@ from octavo.kernels.triton.decode_attention_fused import (
     choose_splits,
 )
 from octavo.kernels.triton.rotate_write import rotate_write
+from octavo.kernels.triton.shared_attention import SharedScratch
 from octavo.layers.attention import Attention
 from octavo.layers.fused.support import HEAD_DIMS, MAX_GROUP, DeviceTraits
 from octavo.layers.norm import RMSNorm
@@ -54,7 +55,7 @@ class QkvAttention:
             norm_eps=q_norm.eps if q_norm is not None else 0.0,
             rotary_table=rotary.table,
         )
-        self._decodes = (
+        self.decodes = (
             may_decode
             and DeviceTraits.of(rotary.table.device).capability[0] == 9
             and spec.head_dim in HEAD_DIMS
@@ -75,7 +76,7 @@ class QkvAttention:
         spec, layer = self._attention.spec, self._layer
         cache = ctx.kv_cache[spec.layer]
         only_decodes = ctx.num_tokens == ctx.num_rows == ctx.num_decode_rows == qkv_to.shape[0] > 0
-        if self._decodes and only_decodes and ctx.block_size == TILE and cache.dtype in (qkv_to.dtype, FP8):
+        if self.decodes and only_decodes and ctx.block_size == TILE and cache.dtype in (qkv_to.dtype, FP8):
             return self._decode(qkv_to, cache, ctx)
         q_thd = rotate_write(
             qkv_to,
@@ -92,11 +93,17 @@ class QkvAttention:
 
     def _decode(self, qkv_to: Tensor, cache: Tensor, ctx: ForwardContext) -> Tensor:
         count, heads = ctx.num_rows, self._layer.heads
-        rows = DecodeRows(ctx.block_table_sb, ctx.row_slot_r[:count], ctx.kv_len_r[:count], ctx.max_kv_len)
+        rows = decode_rows(ctx)
         out_to = torch.empty(count, heads.num_heads * heads.head_dim, dtype=qkv_to.dtype, device=qkv_to.device)
         for launch in attend(self._layer, qkv_to, cache, rows, _scratch(rows, heads, ctx), out_to):
             launch.run(pdl=self._pdl)
         return out_to
+
+
+def decode_rows(ctx: ForwardContext) -> DecodeRows:
+    """The rows of a step that all decode."""
+    count = ctx.num_rows
+    return DecodeRows(ctx.block_table_sb, ctx.row_slot_r[:count], ctx.kv_len_r[:count], ctx.max_kv_len, ctx.shared_2)
 
 
 def _scratch(rows: DecodeRows, heads: HeadShape, ctx: ForwardContext) -> AttentionScratch:
@@ -104,10 +111,17 @@ def _scratch(rows: DecodeRows, heads: HeadShape, ctx: ForwardContext) -> Attenti
     splits = choose_splits(rows.num_rows, heads.num_kv_heads, rows.max_kv_len)
     parts = rows.num_rows * heads.num_kv_heads * heads.group_p2 * splits if splits > 1 else 1
     device = rows.kv_len_r.device
-    tensors = []
-    for name, size in (("shares", parts * heads.head_dim), ("share_max", parts), ("share_sum", parts)):
+
+    def floats(name: str, size: int) -> Tensor:
         key = f"{name}_{size}"
         if key not in ctx.scratch:
             ctx.scratch[key] = torch.empty(size, dtype=torch.float32, device=device)
-        tensors.append(ctx.scratch[key])
-    return AttentionScratch(*tensors)
+        return ctx.scratch[key]
+
+    shared = None
+    if rows.shared_2 is not None:
+        acc, top, total = SharedScratch.sizes(rows.num_rows, heads.num_heads, heads.num_kv_heads, heads.head_dim)
+        shared = SharedScratch(floats("shared", acc), floats("shared_max", top), floats("shared_sum", total))
+    return AttentionScratch(
+        floats("shares", parts * heads.head_dim), floats("share_max", parts), floats("share_sum", parts), shared
+    )

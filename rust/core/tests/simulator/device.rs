@@ -94,6 +94,8 @@ impl Device {
             t.max_query_len,
             t.max_kv_len,
             t.num_draft_tokens,
+            t.shared.slot,
+            t.shared.num_blocks,
         ];
         for (at, value) in expected.iter().enumerate() {
             assert_eq!(
