@@ -2,7 +2,7 @@
 //!
 //! A sequence gets blocks for all its known tokens at once: what has started is never stopped by its own prompt. Before,
 //! it looks for KV that exists: blocks of an equal prefix in the cache, or a sibling of the same request that has
-//! computed their prompt. A sibling's full blocks are shared; the block that holds the last prompt token's
+//! computed their prompt. One whose prompt is being computed by another in the same step waits for the next. A sibling's full blocks are shared; the block that holds the last prompt token's
 //! predecessors is copied, and that token runs again to give this sequence its own first sample.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::plan::NewRow;
 use crate::prefix::PromptKeys;
 use crate::queue::QueueKey;
 use crate::request::Constraint;
-use crate::scheduler::Planner;
+use crate::scheduler::{AWAITED_TOKENS, Planner};
 use crate::sequence::{Holding, SeqIdx, Sequence, State};
 
 /// Existing KV that a sequence may start from; the blocks are not referenced yet.
@@ -66,6 +66,9 @@ impl Planner<'_> {
             return false;
         }
         let demand = self.demand(seq);
+        if self.awaits_row(seq, &demand.reuse) {
+            return false;
+        }
         if demand.needed > self.state.cache.num_free() {
             assert!(
                 !self.state.in_flight.is_empty() || !self.state.running.is_empty(),
@@ -85,6 +88,18 @@ impl Planner<'_> {
         let blocked = self.state.blocked;
         !self.state.running.is_empty()
             && blocked.is_some_and(|(other, min_free)| other == key && free < min_free)
+    }
+
+    /// Whether a row of this very step computes much of the sequence's prompt: in the next step that is in the cache.
+    fn awaits_row(&self, seq: SeqIdx, reuse: &Reuse) -> bool {
+        let block_size = self.state.config.block_size;
+        let sequence = self.state.table.seq(seq);
+        let most = ((sequence.num_known() - 1) / block_size) as usize;
+        let least = reuse.blocks.len() + AWAITED_TOKENS.div_ceil(block_size) as usize;
+        self.fresh.iter().any(|fresh| {
+            (least..=most).contains(&(fresh.block + 1))
+                && sequence.hashes.get(fresh.block) == Some(&fresh.hash)
+        })
     }
 
     pub fn demand(&mut self, seq: SeqIdx) -> Demand {

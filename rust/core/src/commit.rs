@@ -259,21 +259,23 @@ impl EngineState {
         Ok(())
     }
 
-    /// Makes the full blocks findable whose content has been computed by now.
-    fn publish(&mut self, seq: SeqIdx) {
+    /// Makes the full blocks findable whose content has been computed by now, or (of the prompt) will be before the step
+    /// of a later plan runs, as steps run in the order of their plans.
+    pub fn publish(&mut self, seq: SeqIdx) {
         if !self.config.enable_prefix_caching {
             return;
         }
         let sequence = self.table.seq_mut(seq);
         let mut hashes = std::mem::take(&mut sequence.hashes);
-        let (first, committed) = (sequence.num_published, sequence.num_committed);
-        let num_full = committed / self.config.block_size;
+        let first = sequence.num_published;
+        let planned = sequence.num_computed.min(sequence.num_prompt_tokens());
+        let planned = planned.max(sequence.num_committed);
+        let num_full = planned / self.config.block_size;
         sequence.num_published = num_full.max(first);
         let sequence = self.table.seq(seq);
         let keys = PromptKeys::of(self.table.request(sequence.request));
         let token = |position| sequence.token(position);
-        self.cache
-            .extend_hashes(keys, &mut hashes, committed, token);
+        self.cache.extend_hashes(keys, &mut hashes, planned, token);
         if let State::Running(holding) = &sequence.state {
             for block in first..num_full {
                 let block = block as usize;

@@ -12,11 +12,15 @@ use crate::arena::{ArenaWriter, LAST_TOKEN};
 use crate::ids::TokenId;
 use crate::media::uncut_len;
 use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
+use crate::prefix::BlockHash;
 use crate::request::RequestIdx;
 use crate::sequence::SeqIdx;
 use crate::shared::{Reader, SharedBlocks, shared_blocks};
 use crate::state::EngineState;
 use crate::step_cost::StepShape;
+
+/// A newcomer waits for the next step if it finds so many more tokens of its prompt in the cache then.
+pub const AWAITED_TOKENS: u32 = 256;
 
 /// What some rows ask for.
 #[derive(Default)]
@@ -49,6 +53,14 @@ pub struct Planner<'a> {
     needs: Needs,
     /// Requests whose first sequence computes the end of the prompt in this step.
     led: Vec<RequestIdx>,
+    /// Of rows with many tokens, how far `admission` looks into what they compute.
+    pub fresh: Vec<Fresh>,
+}
+
+/// A prefix that this step computes, up to a block some way into a row's tokens.
+pub struct Fresh {
+    pub block: usize,
+    pub hash: BlockHash,
 }
 
 /// What a decode that needs a block gets.
@@ -90,6 +102,7 @@ impl<'a> Planner<'a> {
             partial: Vec::new(),
             needs: Needs::default(),
             led: Vec::new(),
+            fresh: Vec::new(),
             state,
         }
     }
@@ -221,6 +234,16 @@ impl<'a> Planner<'a> {
             },
             num_drafted: 0,
         };
+        let first_block = start / self.state.config.block_size;
+        let block = first_block + AWAITED_TOKENS.div_ceil(self.state.config.block_size) - 1;
+        if (block + 1) * self.state.config.block_size <= end
+            && let Some(hash) = sequence.hashes.get(block as usize)
+        {
+            self.fresh.push(Fresh {
+                block: block as usize,
+                hash: *hash,
+            });
+        }
         sequence.num_computed = end;
         sequence.in_flight += 1;
         sequence.last_step = self.step_id;
@@ -264,6 +287,9 @@ impl<'a> Planner<'a> {
             (draft, drafts) = drafts.split_at(row.num_drafted as usize);
             self.writer
                 .drafted_row(row.slot, row.start, row.token, draft);
+        }
+        for row in &rows[num_decodes + num_drafted..] {
+            self.state.publish(row.seq);
         }
         if num_decodes == rows.len() {
             self.writer.totals.shared = shared_by(self.state, &rows);

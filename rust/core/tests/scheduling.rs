@@ -76,6 +76,30 @@ fn equal_prompts_in_one_step_do_not_share_what_is_not_computed_yet() {
 }
 
 #[test]
+fn a_long_prefix_is_computed_once_for_all_who_come_together() {
+    for depth in [1, 2] {
+        let mut engine = Engine::new(&CoreConfig {
+            max_num_batched_tokens: 1000,
+            max_model_len: 512,
+            num_blocks: 400,
+            depth,
+            ..config()
+        });
+        let shared = prompt(300, 0);
+        for id in 0..4 {
+            let own = prompt(8, id as u32 + 1);
+            engine.add(request(id, &[&shared[..], &own[..]].concat(), 4));
+        }
+        engine.add(request(4, &prompt(5, 7), 4));
+        engine.run(100);
+        // The first one's prompt alone, then the own tokens of the others (8, and 1 of the last shared one).
+        let tokens = tokens_per_step(&engine);
+        assert_eq!(tokens[0], 308);
+        assert_eq!(tokens[1], 1 + 3 * 8 + 5, "depth {depth}: {tokens:?}");
+    }
+}
+
+#[test]
 fn salts_and_resets_keep_prefixes_apart() {
     let mut engine = Engine::new(&config());
     let shared = prompt(17, 0);

@@ -1,0 +1,130 @@
+"""What cuBLAS makes of the products of a prompt step on this GPU: in a burst and for long, in one piece and in several.
+
+    PYTHONPATH=python python tests/kernels/gpu_matmul.py --out matmul.json
+
+The products of Llama-3.1-8B's layers in turn, LAYERS sets of weights, as one CUDA graph, with the rows of a step cut
+into pieces of some size. TFLOP/s of a burst after a second of rest, and at the end of a run of seconds, with the clock
+and the power that nvidia-smi shows then. No check: `tests/run` does not run this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
+
+DEVICE = torch.device("cuda")
+SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+"""(n, k)"""
+LAYERS = 4
+LONG_S = 2.5
+CASES = ((8192, 8192), (8192, 4096), (8192, 2048), (4096, 4096), (4096, 2048), (2048, 2048), (16384, 16384))
+"""(rows of a step, rows of a piece)."""
+
+
+def clocks() -> str:
+    """SM clock in MHz, power in W, why clocks are held back."""
+    query = "--query-gpu=clocks.sm,power.draw,clocks_throttle_reasons.active"
+    command = ["nvidia-smi", "-i", "0", query, "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def multiply(rows: int, piece: int, weights: list[list[Tensor]], scale: float) -> torch.cuda.CUDAGraph:
+    """All layers' products as a graph."""
+    inputs = {k: (torch.randn(rows, k, device=DEVICE) * scale).bfloat16() for _, k in SHAPES}
+    outputs = {n: torch.empty(rows, n, device=DEVICE, dtype=torch.bfloat16) for n, _ in SHAPES}
+
+    def run() -> None:
+        for layer in weights:
+            for weight, (n, k) in zip(layer, SHAPES, strict=True):
+                for start in range(0, rows, piece):
+                    part = slice(start, start + piece)
+                    torch.mm(inputs[k][part], weight.t(), out=outputs[n][part])
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def seconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+    """Of one replay, on the device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / repeats / 1e3
+
+
+def residual_us(rows: int, weights: list[list[Tensor]], *, is_added: bool) -> float:
+    """Of a layer's o and down products with what follows them: the residual addition in the norm's kernel, or in the
+    product (`is_added`)."""
+    gain = torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)
+    residual = torch.zeros(rows, 4096, device=DEVICE, dtype=torch.bfloat16)
+    inputs = {k: torch.randn(rows, k, device=DEVICE).bfloat16() * 0.01 for k in (4096, 14336)}
+
+    def run() -> None:
+        for layer in weights:
+            for weight in (layer[1], layer[3]):
+                x = inputs[weight.shape[1]]
+                if is_added:
+                    torch.addmm(residual, x, weight.t(), out=residual)
+                    rms_norm(residual, gain, 1e-5, pdl=True)
+                else:
+                    add_rms_norm(torch.mm(x, weight.t()), residual, gain, 1e-5, pdl=True)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    return sorted(seconds(graph, 5) for _ in range(7))[3] / len(weights) * 1e6
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    weights = [[torch.randn(n, k, device=DEVICE).bfloat16() * k**-0.5 for n, k in SHAPES] for _ in range(LAYERS)]
+    results: list[dict[str, Any]] = []
+    for rows, piece in CASES:
+        graph = multiply(rows, piece, weights, 1.0)
+        flop = 2.0 * rows * sum(n * k for n, k in SHAPES) * LAYERS
+        time.sleep(1.0)
+        burst_s = seconds(graph, 1)
+        for _ in range(2):
+            for _ in range(int(LONG_S / 2 / burst_s)):
+                graph.replay()
+            busy = clocks()  # the device is still at work
+            torch.cuda.synchronize()
+        long_s = seconds(graph, max(1, int(0.3 / burst_s)))
+        row = {"rows": rows, "piece": piece, "burst": flop / burst_s / 1e12, "long": flop / long_s / 1e12}
+        results.append(row | {"clocks": busy})
+        print(f"{rows} rows in pieces of {piece}: {row['burst']:.0f} TFLOP/s, for long {row['long']:.0f}; {busy}")
+    for rows in (192, 256, 512, 2048, 8192):
+        row = {"rows": rows, "apart_us": residual_us(rows, weights, is_added=False)}
+        row["added_us"] = residual_us(rows, weights, is_added=True)
+        results.append(row)
+        print(
+            f"{rows} rows, o and down with norms: {row['apart_us']:.1f} us, added in the product {row['added_us']:.1f}"
+        )
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
