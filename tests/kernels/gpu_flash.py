@@ -11,7 +11,7 @@ import sys
 
 import torch
 from fused_steps import relative_error
-from gpu_fused import Report, capture, time_ms
+from gpu_report import Report, capture, time_ms
 from paged_steps import make_step
 
 from octavo.attention.base import make_backend

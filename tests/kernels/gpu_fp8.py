@@ -10,7 +10,6 @@ needs the GPU for itself.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,8 +20,9 @@ from typing import Any
 import torch
 from fused_models import LLAMA_8B, Sizes
 from fused_steps import relative_error
-from gpu_fused import READ_BYTES_PER_S, Report, capture, config_of, product_shapes, time_ms
+from gpu_fused import READ_BYTES_PER_S, config_of, product_shapes
 from gpu_prefill import Rows, make_context, run, shares, step_flop, tokens_of
+from gpu_report import Part, Report, capture, run_parts, time_ms
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -381,7 +381,7 @@ def tune(report: Report) -> list[str]:
     return lines
 
 
-PARTS: dict[str, list[Callable[[Report], list[str] | None]]] = {
+PARTS: dict[str, list[Part]] = {
     "numerics": [check_quantization, check_products, check_repeats],
     "models": [check_models],
     "steps": [time_steps],
@@ -397,21 +397,9 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
-    report, lines = Report(), []
-    for part in options.parts.split(","):
-        for run_part in PARTS[part]:
-            try:
-                lines += run_part(report) or []
-            except Exception as error:  # the other parts still tell something
-                import traceback
-
-                traceback.print_exc()
-                report.failures.append(f"{run_part.__name__}: {error!r:.300}")
-        if options.out:
-            options.out.write_text(json.dumps({"failures": report.failures, "results": report.results}, indent=1))
-    print(*lines, sep="\n")
-    print("FAILED:" if report.failures else "all checks passed", *report.failures, sep="\n  ")
-    return bool(report.failures)
+    report = Report()
+    print(*run_parts(report, PARTS, options.parts, options.out), sep="\n")
+    return report.end()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from fused_models import LLAMA_8B, QWEN3_06B
 from fused_steps import make_attention, relative_error
-from gpu_fused import Report, capture, time_ms
+from gpu_report import Report, capture, time_ms
 from paged_steps import make_step
 from torch import Tensor
 

@@ -9,17 +9,17 @@ Compiles in parallel first. Prints every failure as it is found and a table last
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from fused_models import BLOCK_SIZE, LLAMA_8B, QWEN3_06B, Sizes, make_context
 from fused_steps import make_attention, relative_error
+from gpu_report import Part, Report, capture, run_parts, time_ms
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
@@ -50,25 +50,6 @@ MODEL_ROWS = (1, 8, 33, 64, 128)
 CONTEXTS = {190: 256, 1024: 4096}
 """Tokens a row -> the bound that a graph would be captured with."""
 READ_BYTES_PER_S = 4.57e12
-
-
-@dataclass
-class Report:
-    """What was found; `failures` are sentences."""
-
-    started: float = field(default_factory=time.perf_counter)
-    failures: list[str] = field(default_factory=list)
-    results: list[dict[str, Any]] = field(default_factory=list)
-
-    def check(self, name: str, error: float, bound: float) -> None:
-        """Record an error that must stay below a bound (NaN does not)."""
-        self.results.append({"check": name, "error": error, "bound": bound})
-        if not error < bound:
-            self.failures.append(f"{name}: {error:.2e} is not below {bound:.0e}")
-            print("FAIL", self.failures[-1], flush=True)
-
-    def say(self, text: str) -> None:
-        print(f"[{time.perf_counter() - self.started:5.1f} s] {text}", flush=True)
 
 
 # --- single kernels
@@ -362,32 +343,6 @@ def check_models(report: Report) -> None:
 # --- time
 
 
-def capture(run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """Run once, then capture."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph
-
-
-def time_ms(graph: torch.cuda.CUDAGraph, repeats: int = 7, inner: int = 5) -> float:
-    """Median time of a replay."""
-    graph.replay()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(inner):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / inner)
-    return sorted(times)[len(times) // 2]
-
-
 def floor_ms(sizes: Sizes, lengths: list[int]) -> float:
     """Time to read weights and KV once."""
     layer = sum(n * k * (2 if op == "gate_up" else 1) for op, (n, k) in product_shapes(sizes).items() if op != "head")
@@ -517,6 +472,14 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         )
 
 
+PARTS: dict[str, list[Part]] = {
+    "numerics": [check_products, check_repeats, check_attention],
+    "models": [check_models],
+    "timing": [time_models],
+    "variants": [time_heads, time_attention_choices],
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("fused.json"))
@@ -526,36 +489,11 @@ def main() -> int:
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = False
-    report, table = Report(), []
+    report = Report()
     assert BLOCK_SIZE == attention.TILE
-    parts: dict[str, list[Callable[[Report], Any]]] = {
-        "numerics": [check_products, check_repeats, check_attention],
-        "models": [check_models],
-        "timing": [time_models],
-        "variants": [time_heads, time_attention_choices],
-    }
-    for part in args.parts.split(","):
-        for run in parts[part]:
-            if time.perf_counter() - report.started > args.budget:
-                report.say(f"out of time: {run.__name__} is left out")
-                continue
-            try:
-                found = run(report)
-                table += found or []
-            except Exception as error:  # the other parts still tell something
-                import traceback
-
-                traceback.print_exc()
-                report.failures.append(f"{run.__name__}: {error!r:.300}")
-        content = {"seed": args.seed, "gpu": torch.cuda.get_device_name(), "failures": report.failures}
-        args.out.write_text(json.dumps(content | {"results": report.results}, indent=1))
+    table = run_parts(report, PARTS, args.parts, args.out, budget_s=args.budget, seed=args.seed)
     print_table(table)
-    print(
-        f"{len(report.failures)} failures; {args.out}; seed {args.seed}; {time.perf_counter() - report.started:.0f} s"
-    )
-    for failure in report.failures:
-        print("  ", failure)
-    return 1 if report.failures else 0
+    return report.end()
 
 
 if __name__ == "__main__":

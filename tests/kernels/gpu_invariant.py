@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import sys
 import tempfile
@@ -23,8 +22,9 @@ from typing import Any
 
 import torch
 from fused_models import LLAMA_8B, QWEN3_06B
-from gpu_fused import Report, Step, capture, config_of, make_step, product_shapes, time_ms
+from gpu_fused import Step, config_of, make_step, product_shapes
 from gpu_moe import make_experts
+from gpu_report import Part, Report, capture, run_parts, time_ms
 from paged_steps import make_step as make_paged_step
 from torch import Tensor
 
@@ -184,12 +184,12 @@ def time_cost(report: Report) -> None:
             )
 
 
-PARTS = {
-    "products": check_products,
-    "experts": check_experts,
-    "attention": check_attention,
-    "engine": check_engine,
-    "cost": time_cost,
+PARTS: dict[str, list[Part]] = {
+    "products": [check_products],
+    "experts": [check_experts],
+    "attention": [check_attention],
+    "engine": [check_engine],
+    "cost": [time_cost],
 }
 
 
@@ -201,23 +201,8 @@ def main() -> int:
     args = parser.parse_args()
     torch.manual_seed(int(time.time()))
     report = Report()
-    for part in args.parts.split(","):
-        if time.perf_counter() - report.started > args.budget:
-            report.say(f"out of time: {part} is left out")
-            continue
-        try:
-            PARTS[part](report)
-        except Exception as error:  # the other parts still tell something
-            import traceback
-
-            traceback.print_exc()
-            report.failures.append(f"{part}: {error!r:.300}")
-        torch.cuda.empty_cache()
-    args.out.write_text(json.dumps({"failures": report.failures, "results": report.results}, indent=1))
-    print(f"{len(report.failures)} failures; {time.perf_counter() - report.started:.0f} s")
-    for failure in report.failures[:20]:
-        print("  ", failure)
-    return 1 if report.failures else 0
+    run_parts(report, PARTS, args.parts, args.out, budget_s=args.budget)
+    return report.end()
 
 
 if __name__ == "__main__":

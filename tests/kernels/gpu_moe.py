@@ -9,10 +9,8 @@ Compiles in parallel first. Prints every failure as it is found and a table last
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +20,8 @@ from typing import Any
 import torch
 from fused_models import QWEN3_30B_A3B
 from fused_steps import relative_error
-from gpu_fused import Report, Step, capture, exact_logits, make_step, mixed, time_ms
+from gpu_fused import Step, exact_logits, make_step, mixed
+from gpu_report import Part, Report, capture, run_parts, time_ms
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -380,11 +379,11 @@ def time_variants(report: Report) -> None:
             print(f"      {us:8.1f} us  {label}", flush=True)
 
 
-PARTS: dict[str, Callable[[Report], None]] = {
-    "numerics": check_numerics,
-    "block": time_block,
-    "step": time_step,
-    "variants": time_variants,
+PARTS: dict[str, list[Part]] = {
+    "numerics": [check_numerics],
+    "block": [time_block],
+    "step": [time_step],
+    "variants": [time_variants],
 }
 
 
@@ -408,25 +407,9 @@ def main() -> int:
     torch.manual_seed(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = False
     report = Report()
-    for part in args.parts.split(","):
-        if time.perf_counter() - report.started > args.budget:
-            report.say(f"out of time: {part} is left out")
-            continue
-        try:
-            PARTS[part](report)
-        except Exception as error:  # the other parts still tell something
-            traceback.print_exc()
-            report.failures.append(f"{part}: {error!r:.300}")
-        torch.cuda.empty_cache()
-        content = {"seed": args.seed, "gpu": torch.cuda.get_device_name(), "failures": report.failures}
-        args.out.write_text(json.dumps(content | {"results": report.results}, indent=1))
+    run_parts(report, PARTS, args.parts, args.out, budget_s=args.budget, seed=args.seed)
     print_table(report.results)
-    print(
-        f"{len(report.failures)} failures; {args.out}; seed {args.seed}; {time.perf_counter() - report.started:.0f} s"
-    )
-    for failure in report.failures:
-        print("  ", failure)
-    return 1 if report.failures else 0
+    return report.end()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from fused_models import BLOCK_SIZE, LLAMA_8B, QWEN3_06B, Sizes
 from fused_steps import relative_error
-from gpu_fused import Report, capture, config_of, time_ms
+from gpu_fused import config_of
+from gpu_report import Report, capture, time_ms
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend

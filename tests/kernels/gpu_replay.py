@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from fused_steps import AttentionCase, make_attention
-from gpu_fused import Report
+from gpu_report import Report
 from torch import Tensor
 
 from octavo.kernels.triton import decode_attention_fused as fused

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from fused_models import LLAMA_8B, QWEN3_06B, QWEN3_8B, Sizes
 from fused_steps import relative_error
-from gpu_fused import Report, capture, product_shapes, time_ms
+from gpu_fused import product_shapes
+from gpu_report import Report, capture, time_ms
 
 from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.skinny_linear import (

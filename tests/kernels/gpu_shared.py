@@ -10,7 +10,6 @@ for the largest. The exit code is 1 if a check failed; `tests/run` does not run 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from fused_models import LLAMA_8B, QWEN3_06B, QWEN3_30B_A3B, Sizes
 from fused_steps import AttentionCase, make_attention, relative_error
-from gpu_fused import Report, capture, time_ms
+from gpu_report import Report, capture, time_ms
 from torch import Tensor
 
 from octavo.kernels.reference.kv_write import kept
@@ -150,14 +149,8 @@ def main() -> int:
     compile_all()
     report.say("compiled")
     times = time_all(report)
-    print(f"{len(report.failures)} failures")
-    for failure in report.failures:
-        print("  ", failure)
-    if args.out:
-        args.out.write_text(
-            json.dumps({"failures": report.failures, "results": report.results, "times": times}, indent=1)
-        )
-    return 1 if report.failures else 0
+    report.save(args.out, times=times)
+    return report.end()
 
 
 if __name__ == "__main__":
