@@ -460,6 +460,34 @@ def time_attention_choices(report: Report) -> None:
             report.say(f"{name} {rows} x {context} us/layer: {shown} (chosen: {chosen})")
 
 
+def time_attention_alone(report: Report) -> None:
+    """Stages and warps of one layer's attention where many programs share a multiprocessor; 8 caches in turn."""
+    heads = HeadShape(LLAMA_8B.heads, LLAMA_8B.kv_heads, LLAMA_8B.head_dim)
+    chains: dict[tuple[int, int], dict[str, list[Launch]]] = {}
+    for rows, context in ((64, 190), (128, 190), (256, 160), (256, 190), (64, 1024), (256, 1024)):
+        case = make_attention([context] * rows, heads, dtype=BF16, device="cuda")
+        caches = [case.kv_cache.clone() for _ in range(8)]
+        scratch = AttentionScratch.allocate(heads, rows, DEVICE)
+        out = torch.zeros(rows, heads.num_heads * heads.head_dim, device=DEVICE, dtype=BF16)
+        usual = [k for c in caches for k in attention.attend(case.layer, case.qkv_ro, c, case.rows, scratch, out)]
+        chains[rows, context] = {
+            f"stages {stages} warps {warps}": [replace(k, num_stages=stages, num_warps=warps) for k in usual]
+            for stages in (1, 2, 3, 4)
+            for warps in (2, 4, 8)
+        } | {"usual": usual}
+    compile_together(launch for chain in chains.values() for launches in chain.values() for launch in launches)
+    report.say("alone: compiled")
+    for (rows, context), chain in chains.items():
+        times = {}
+        for name, launches in chain.items():
+            graph = capture(lambda: [launch.run() for launch in launches])  # noqa: B023
+            times[name] = 1e3 * time_ms(graph, 5, 3) / 8
+        report.results.append({"attention alone": rows, "context": context, "us": times})
+        shown = ", ".join(f"{k} {v:.1f}" for k, v in sorted(times.items(), key=lambda item: item[1])[:4])
+        floor_us = rows * context * 2 * heads.num_kv_heads * heads.head_dim * 2 / READ_BYTES_PER_S * 1e6
+        report.say(f"alone {rows} x {context}: {shown}; usual {times['usual']:.1f}, bytes {floor_us:.1f} us")
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
     heads = f"{'fused ms':>9} {'plain ms':>9} {'floor ms':>9} {'of floor':>8}"
     print(f"{'model':14} {'rows':>4} {'context':>7} {'bound':>7} {heads}")
@@ -477,6 +505,7 @@ PARTS: dict[str, list[Part]] = {
     "models": [check_models],
     "timing": [time_models],
     "variants": [time_heads, time_attention_choices],
+    "alone": [time_attention_alone],
 }
 
 
