@@ -115,8 +115,6 @@ class StepPlan:
     num_tokens: int
     max_query_len: int
     max_kv_len: int
-    """Blocks that decode rows begin with together (the header says which), if only decode rows run; else 0."""
-    num_shared_blocks: int
     num_block_updates: int
     num_block_copies: int
     num_new_rows: int

@@ -84,7 +84,6 @@ class HandPlan:
     num_tokens: int = 0
     max_query_len: int = 0
     max_kv_len: int = 0
-    num_shared_blocks: int = 0
     num_block_updates: int = 0
     num_block_copies: int = 0
     num_new_rows: int = 0
@@ -158,7 +157,7 @@ class HandCore:
         if prompt_top >= 0:
             plan.prompt_logprob_rows = self._prompt_rows(rows, prompt_top)
         array[layout.header + 2 : layout.header + 4] = plan.num_decode_rows, plan.num_sampled
-        array[layout.header + 10 : layout.header + 12] = 0
+        array[layout.header + 11 : layout.header + 13] = 0
         return plan
 
     def _put_row(self, plan: HandPlan, array: npt.NDArray[np.int32], sequence: HandSequence, count: int) -> None:

@@ -47,22 +47,21 @@ class StandIn(TogetherGraphs):
         return forward()
 
 
-def plan_of(num_rows: int, max_kv_len: int, num_shared_blocks: int) -> Any:
-    return HandPlan(0, 0, num_rows=num_rows, max_kv_len=max_kv_len, num_shared_blocks=num_shared_blocks)
+def plan_of(num_rows: int, max_kv_len: int) -> Any:
+    return HandPlan(0, 0, num_rows=num_rows, max_kv_len=max_kv_len)
 
 
-def test_only_rows_that_share_get_such_a_graph_and_on_second_sight() -> None:
+def test_steps_find_such_a_graph_on_second_sight() -> None:
     graphs = TogetherGraphs(Captures(), [1, 8, 16, 32], max_model_len=10_000)
-    assert graphs.choose(plan_of(16, 3000, 0)) is None
-    assert graphs.choose(plan_of(16, 3000, 9)) is None, "seen for the first time"
-    kind = graphs.choose(plan_of(16, 3000, 9))
+    assert graphs.choose(plan_of(16, 3000)) is None, "seen for the first time"
+    kind = graphs.choose(plan_of(16, 3000))
     assert kind is not None
     assert (kind.num_rows, kind.max_kv_len, kind.reads_together) == (16, 4096, True)
     graphs.run(kind, lambda: torch.zeros(1))
     assert graphs.has(kind)
-    assert graphs.choose(plan_of(12, 100, 1)) is kind, "fewer rows and shorter ones fit"
-    assert graphs.choose(plan_of(17, 100, 1)) is None, "another kind, for the first time"
-    assert graphs.choose(plan_of(33, 100, 1)) is None, "more rows than any kind has"
+    assert graphs.choose(plan_of(12, 100)) is kind, "fewer rows and shorter ones fit"
+    assert graphs.choose(plan_of(17, 100)) is None, "another kind, for the first time"
+    assert graphs.choose(plan_of(33, 100)) is None, "more rows than any kind has"
     assert [(k.num_rows, k.max_kv_len) for k in graphs.missing()] == [(32, 4096), (16, 10_000), (32, 10_000)]
 
 
@@ -86,6 +85,7 @@ def test_such_steps_are_padded_and_told_what_is_shared(
     graphs = StandIn(Captures(), [], 256)
     graphs._kinds = [decode_kind(4, 256, reads_together=True)]
     monkeypatch.setattr(runner, "_together_graphs", graphs)
+    monkeypatch.setattr(runner._model, "reads_together", True)
     told: list[tuple[int, list[int]]] = []
     forward = runner._model.forward
 
@@ -97,11 +97,12 @@ def test_such_steps_are_padded_and_told_what_is_shared(
     rows = [HandSequence(slot, [5 + slot, 7, 9], list(range(1 + 9 * slot, 10 + 9 * slot))) for slot in range(3)]
     for step in range(4):
         plan: Any = core.plan([(row, 1 if step else 3) for row in rows])
-        plan.num_shared_blocks = 1 if step else 0
+        array, header = core.arenas[plan.arena], core.arena_layout.header + SHARED_BLOCKS
+        array[header : header + 2] = (1, 2) if step else 0
         runner.launch(plan)
         runner.sample(plan)
         core.commit(rows, runner.result(plan))
-    assert told == [(3, []), (3, []), (4, [0, 0]), (4, [0, 0])], "in a graph from the second time on"
+    assert told == [(3, []), (3, [1, 2]), (4, [1, 2]), (4, [1, 2])], "in a graph from the second time on"
     for row in rows:
         assert row.output == greedy(row.prompt, 4)
 
@@ -115,7 +116,7 @@ def test_the_plan_tells_which_blocks_are_shared(folder: Path, monkeypatch: pytes
         launch(runner, plan)
         header = runner._arenas.host_arrays[plan.arena][runner._arenas.layout.header :]
         slot, count = header[SHARED_BLOCKS : SHARED_BLOCKS + 2].tolist()
-        assert count == plan.num_shared_blocks
+        assert runner._arenas.share_blocks(plan) == (count > 0)
         if count:
             table = runner._slots.block_table_sb[:, count - 1].numpy()
             rows = runner._arenas.host_slots(plan)

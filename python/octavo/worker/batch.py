@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 DECODE_ROWS, SAMPLED_ROWS = 2, 3
-SHARED_BLOCKS = 10
+SHARED_BLOCKS = 11
+"""A slot, then a number."""
 """Places in the arena's header (rust/core/src/arena.rs)."""
 
 
@@ -108,6 +109,10 @@ class StepArenas:
         """How many rows decode, and how many are sampled: [1] each, from the header."""
         header = self.layout.header
         return arena.narrow(0, header + DECODE_ROWS, 1), arena.narrow(0, header + SAMPLED_ROWS, 1)
+
+    def share_blocks(self, plan: StepPlan) -> bool:
+        """Whether the rows of a step, which all decode, begin with the same blocks."""
+        return bool(self.host_arrays[plan.arena][self.layout.header + SHARED_BLOCKS + 1] > 0)
 
     def shared_blocks(self, arena: Tensor) -> Tensor:
         """(a slot, how many of its first blocks other decode rows have too), from the header."""

@@ -285,8 +285,9 @@ class TorchRunner:
         """See `Runner.launch`."""
         media = None if self._media is None else self._media.begin(plan, self._arenas)
         only_decodes = plan.num_rows == plan.num_decode_rows
+        share = self._model.reads_together and self._arenas.share_blocks(plan)
         together = graph = mixed = None
-        if media is None and only_decodes:
+        if media is None and share:
             together = self._together_graphs.choose(plan)
         if media is None and only_decodes and together is None:
             graph = self._graphs.choose(plan.num_rows, plan.max_kv_len)
@@ -309,7 +310,7 @@ class TorchRunner:
             self._launched = self._mixed(arena, mixed)
         else:
             sizes = plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len
-            kind = StepKind(*sizes, reads_together=plan.num_shared_blocks > 0 and self._model.reads_together)
+            kind = StepKind(*sizes, reads_together=share)
             self._launched = self._forward(arena, kind, media)
 
     def _forward(self, arena: Tensor, kind: StepKind, media: MediaInput | None = None) -> Launched:

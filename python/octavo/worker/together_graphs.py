@@ -27,10 +27,8 @@ class TogetherGraphs:
         self._graphs: dict[StepKind, Callable[[], Tensor]] = {}
 
     def choose(self, plan: StepPlan) -> StepKind | None:
-        """The least kind that holds a step of decode rows, if they share blocks, and if it is captured or wanted often
-        enough to be."""
-        if not plan.num_shared_blocks:
-            return None
+        """The least kind that holds a step of decode rows that share blocks, if it is captured, or wanted often enough
+        to be."""
         for kind in self._kinds:
             if plan.num_rows <= kind.num_rows and plan.max_kv_len <= kind.max_kv_len:
                 return kind if self.has(kind) or self._captures.wants(kind) else None
