@@ -298,6 +298,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon-new": ("Falcon", {**FALCON, "new_decoder_architecture": True, "tie_word_embeddings": False}),
     "falcon-one-norm": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}),
+    "jais2": ("Jais2", {}),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -350,6 +351,7 @@ NATIVE_PREFIXES = (
     "Phi",
     "Falcon",
     "GPTNeoX",
+    "Jais2",
 )
 
 

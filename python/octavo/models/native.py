@@ -46,6 +46,7 @@ NATIVE = {
     "PhiForCausalLM": "octavo.models.phi:FAMILY",
     "GPTNeoXForCausalLM": "octavo.models.gpt_neox:FAMILY",
     "FalconForCausalLM": "octavo.models.falcon:FAMILY",
+    "Jais2ForCausalLM": "octavo.models.jais2:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 
