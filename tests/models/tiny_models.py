@@ -299,6 +299,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-new": ("Falcon", {**FALCON, "new_decoder_architecture": True, "tie_word_embeddings": False}),
     "falcon-one-norm": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}),
     "jais2": ("Jais2", {}),
+    "helium": ("Helium", {"head_dim": 16, "mlp_bias": True}),
+    "apertus": ("Apertus", {}),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -352,6 +354,8 @@ NATIVE_PREFIXES = (
     "Falcon",
     "GPTNeoX",
     "Jais2",
+    "Helium",
+    "Apertus",
 )
 
 

@@ -44,6 +44,8 @@ OTHERS = (
     "Nemotron",
     "Phi",
     "Falcon",
+    "Jais2",
+    "Apertus",
     "SmolLM3",
 )
 """Whose defaults are in their own files."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -48,6 +49,30 @@ class GatedActivation(nn.Module):
     def forward(self, gate_up_t2i: Tensor) -> Tensor:
         """[t, 2 * i] -> [t, i]."""
         return self.run(gate_up_t2i)
+
+
+class LearnedActivation(nn.Module):
+    """xIELU (Huang and Schlag 2024): a parabola above 0, an exponential below, their slopes learned. The parameters are
+    a checkpoint's."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+        self.alpha_p, self.alpha_n = parameter(1), parameter(1)
+        self.beta, self.eps = parameter(), parameter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of every number."""
+        above = F.softplus(self.alpha_p) * x * x + self.beta * x
+        below = (torch.expm1(torch.minimum(x, self.eps)) - x) * (self.beta + F.softplus(self.alpha_n)) + self.beta * x
+        return torch.where(x > 0, above, below)
+
+    def slots(self, name: str) -> dict[str, Tensor]:
+        """Where the tensors of a checkpoint's activation `name` go."""
+        return {f"{name}.{key}": parameter for key, parameter in self.named_parameters()}
 
 
 class ClampedActivation(nn.Module):

@@ -15,6 +15,7 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
 
 DEFAULTS = {
     "arcee": {
+        "eos_token_id": 128001,
         "max_position_embeddings": 4096,
         "norm_eps": 1e-05,
         "hidden_act": "relu2",

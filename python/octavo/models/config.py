@@ -220,9 +220,8 @@ def _rope(reader: Reader, max_position: int) -> RopeConfig:
 
     kind = str(values.get("rope_type") or values.get("type") or "default")
     kind = "longrope" if kind == "su" else kind  # its first name
-    original = reader.get("original_max_position_embeddings") or number(
-        "original_max_position_embeddings", max_position
-    )
+    name = "original_max_position_embeddings"
+    original = reader.number(name) if reader.get(name) else number(name, max_position)
     if kind == "dynamic":  # its formula counts from the config's own length, whatever the rope parameters say
         original = max_position
     for name in _ROPE_NEEDS.get(kind, ()):
@@ -277,8 +276,10 @@ def _layer_rotates(reader: Reader, layers: int) -> tuple[bool, ...]:
     """By `no_rope_layers` (whose name says the opposite of its numbers), or all but each so-manieth layer."""
     rotates = reader.get("no_rope_layers") or None
     if rotates is None:
-        step = reader.get("no_rope_layer_interval")
-        return tuple((layer + 1) % int(step) != 0 for layer in range(layers)) if step else ()
+        if reader.get("no_rope_layer_interval") is None:
+            return ()
+        step = reader.integer("no_rope_layer_interval")
+        return tuple((layer + 1) % step != 0 for layer in range(layers))
     if not isinstance(rotates, list) or len(rotates) != layers:
         raise ModelError(f"config.json: no_rope_layers is {rotates!r}, not a list of {layers} numbers")
     return tuple(map(bool, rotates))
@@ -297,11 +298,14 @@ def _layer_chunks(reader: Reader, rotates: tuple[bool, ...]) -> tuple[int, ...]:
 def _window_rule(reader: Reader) -> Callable[[int], bool]:
     """Which layers slide, for a config.json without `layer_types`."""
     pattern = reader.get("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern:  # a letter a layer, in turns: L for local
+        return lambda i: pattern[i % len(pattern)] == "L"
     if pattern:
-        return lambda i: bool((i + 1) % int(pattern))
-    first = reader.get("max_window_layers")
-    if first is not None:
-        return lambda i: i >= int(first)
+        every = reader.integer("sliding_window_pattern")
+        return lambda i: bool((i + 1) % every)
+    if reader.get("max_window_layers") is not None:
+        first = reader.number("max_window_layers")
+        return lambda i: i >= first
     return lambda i: True
 
 

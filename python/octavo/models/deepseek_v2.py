@@ -8,7 +8,7 @@ from octavo.errors import ModelError
 from octavo.layers.moe import Routing
 from octavo.models.config import NormalConfig
 from octavo.models.config_reader import Reader
-from octavo.models.deepseek_v3 import NAMES, latent_block, shared_size
+from octavo.models.deepseek_v3 import NAMES, expert_groups, latent_block, shared_size
 from octavo.models.family import BlockSpec, Family
 
 
@@ -21,10 +21,11 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
     if method not in ("greedy", "group_limited_greedy"):
         raise ModelError(f"config.json: topk_method {method!r} is not greedy or group_limited_greedy")
     has_groups = method == "group_limited_greedy"
+    groups, top_groups = expert_groups(reader, spec.experts) if has_groups else (1, 1)
     routing = Routing(
         scale=reader.number("routed_scaling_factor"),
-        groups=reader.integer("n_group") if has_groups else 1,
-        top_groups=reader.integer("topk_group") if has_groups else 1,
+        groups=groups,
+        top_groups=top_groups,
         is_exact=True,
     )
     return replace(spec, experts=replace(spec.experts, routing=routing), shared_size=shared_size(reader, spec.experts))

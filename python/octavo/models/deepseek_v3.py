@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from octavo.errors import ModelError
 from octavo.layers.moe import ExpertsSpec, Routing
 from octavo.layers.norm import NormSpec
 from octavo.models.config import NormalConfig
@@ -45,17 +46,30 @@ def with_shared(config: NormalConfig, spec: BlockSpec) -> BlockSpec:
     if spec.experts is None:
         return spec
     reader = Reader(config.raw)
+    groups, top_groups = expert_groups(reader, spec.experts)
     routing = Routing(
         score="sigmoid",
         renormalize=bool(reader.get("norm_topk_prob")),
         scale=reader.number("routed_scaling_factor"),
-        groups=reader.integer("n_group"),
-        top_groups=reader.integer("topk_group"),
+        groups=groups,
+        top_groups=top_groups,
         group_score="best two",
         has_choice_bias=True,
         is_exact=True,
     )
     return replace(spec, experts=replace(spec.experts, routing=routing), shared_size=shared_size(reader, spec.experts))
+
+
+def expert_groups(reader: Reader, experts: ExpertsSpec) -> tuple[int, int]:
+    """(groups of experts, how many of them are chosen from). ModelError where experts do not divide so."""
+    groups, top_groups = reader.integer("n_group"), reader.integer("topk_group")
+    size = experts.num_experts // groups
+    if experts.num_experts % groups or (groups > 1 and size < 2) or not experts.top_k <= top_groups * size:
+        raise ModelError(
+            f"config.json: {experts.num_experts} experts in n_group {groups} groups, of which topk_group {top_groups} "
+            f"give num_experts_per_tok {experts.top_k}: they don't divide so"
+        )
+    return groups, top_groups
 
 
 def shared_size(reader: Reader, experts: ExpertsSpec) -> int:

@@ -45,6 +45,7 @@ def _convert(config: NormalConfig, tensors: Tensors) -> Iterator[tuple[str, Tens
 
 DEFAULTS = {
     "falcon": {
+        "eos_token_id": 11,
         "max_position_embeddings": 2048,
         "norm_eps": 1e-05,
         "hidden_act": "gelu",

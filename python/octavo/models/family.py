@@ -162,6 +162,8 @@ class Names:
     gate_up: str = ""
     """One tensor in the place of gate and up."""
     down: str = "mlp.down_proj"
+    act: str = "mlp.act_fn"
+    """Of an activation that has parameters."""
     mlp_out_norm: str = ""
     experts: ExpertNames = ExpertNames()
     shared: SharedNames = SharedNames()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from octavo.errors import ModelError
 from octavo.layers.moe import Clamped, ExpertNames, Routing
 from octavo.models.config import NormalConfig
 from octavo.models.config_reader import Reader
@@ -18,7 +19,8 @@ from octavo.models.mxfp4 import dequantize
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
     spec, reader = block_spec(config, layer), Reader(config.raw)
-    assert spec.experts is not None
+    if spec.experts is None:
+        raise ModelError(f"config.json: model_type {config.model_type!r} is not gpt_oss, which its architecture is of")
     experts = replace(
         spec.experts,
         routing=Routing(renormalize=True, has_bias=True),

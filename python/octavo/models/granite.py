@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.config_reader import Reader
 from octavo.models.family import BlockSpec, Family, Names, Scales, block_spec
@@ -25,9 +26,10 @@ def granite_block(config: NormalConfig, layer: int) -> BlockSpec:
 def granite_scales(config: NormalConfig) -> Scales:
     """Of all Granites."""
     reader = Reader(config.raw)
-    return Scales(
-        embedding=reader.number("embedding_multiplier", 1.0), logits=1.0 / reader.number("logits_scaling", 1.0)
-    )
+    divisor = reader.number("logits_scaling", 1.0)
+    if not divisor:
+        raise ModelError("config.json: logits_scaling is 0; logits are divided by it")
+    return Scales(embedding=reader.number("embedding_multiplier", 1.0), logits=1.0 / divisor)
 
 
 DEFAULTS = {

@@ -13,8 +13,9 @@ from octavo.models.granite import granite_block, granite_scales
 
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
-    shared = Reader(config.raw).get("shared_intermediate_size")
-    return replace(granite_block(config, layer), mlp_bias=False, shared_size=int(shared or 0))
+    reader = Reader(config.raw)
+    shared = reader.integer("shared_intermediate_size") if reader.get("shared_intermediate_size") else 0
+    return replace(granite_block(config, layer), mlp_bias=False, shared_size=shared)
 
 
 DEFAULTS = {

@@ -17,6 +17,7 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
 
 DEFAULTS = {
     "jais2": {
+        "eos_token_id": 150024,
         "max_position_embeddings": 8192,
         "norm_eps": 1e-5,
         "hidden_act": "relu2",

@@ -11,11 +11,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from octavo.layers.activation import GatedActivation, activation
+from octavo.layers.activation import GatedActivation, LearnedActivation, activation
 from octavo.layers.fused.base import GatedWeights, Weights
 from octavo.layers.linear import Choice, Linear
 from octavo.layers.moe import Merged, SparseMLP
 from octavo.models.family import BlockSpec, Names
+
+LEARNED = "xielu"
+"""The activation that has parameters."""
 
 
 class GatedMLP(nn.Module):
@@ -54,7 +57,8 @@ class PlainMLP(nn.Module):
         super().__init__()
         inner, outer, bias = spec.intermediate_size, spec.hidden_size, spec.mlp_bias
         self.up = Linear(outer, {names.up: inner}, bias=bias, dtype=dtype, device=device, choose=choose)
-        self.act = activation(spec.hidden_act)
+        self.act = LearnedActivation(dtype, device) if spec.hidden_act == LEARNED else activation(spec.hidden_act)
+        self.act_name = names.act
         self.down = Linear(inner, {names.down: outer}, bias=bias, dtype=dtype, device=device, choose=choose)
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
@@ -64,7 +68,8 @@ class PlainMLP(nn.Module):
 
     def slots(self) -> dict[str, Tensor]:
         """Checkpoint names below the layer's prefix."""
-        return {**self.up.slots(), **self.down.slots()}
+        learned = self.act.slots(self.act_name) if isinstance(self.act, LearnedActivation) else {}
+        return {**self.up.slots(), **self.down.slots(), **learned}
 
     def merged_slots(self) -> dict[str, Merged]:
         """No tensor of a checkpoint takes the place of several."""

@@ -47,6 +47,8 @@ NATIVE = {
     "GPTNeoXForCausalLM": "octavo.models.gpt_neox:FAMILY",
     "FalconForCausalLM": "octavo.models.falcon:FAMILY",
     "Jais2ForCausalLM": "octavo.models.jais2:FAMILY",
+    "HeliumForCausalLM": "octavo.models.helium:FAMILY",
+    "ApertusForCausalLM": "octavo.models.apertus:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 

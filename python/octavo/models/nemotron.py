@@ -18,6 +18,7 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
 
 DEFAULTS = {
     "nemotron": {
+        "eos_token_id": 3,
         "max_position_embeddings": 4096,
         "norm_eps": 1e-05,
         "hidden_act": "relu2",

@@ -37,8 +37,8 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
 def _unreadable(what: str) -> ModelError:
     return ModelError(
         f"config.json: weights are quantized ({what}), which this version does not read; it reads fp8 "
-        "(quant_method fp8, and compressed-tensors with 8-bit floats). Use such a checkpoint, the unquantized one "
-        "(--quantization fp8 converts it) or a .gguf of it"
+        "(quant_method fp8, and compressed-tensors with 8-bit floats) and gpt-oss's mxfp4. Use one of those, the "
+        "unquantized one (--quantization fp8 converts it) or a .gguf of it"
     )
 
 

@@ -34,7 +34,7 @@ def is_native(raw: Mapping[str, Any]) -> bool:
     """Octavo runs a config.json's model with its own layers."""
     architecture = architecture_of(raw)
     options = FOREIGN_OPTIONS.get(architecture, ())
-    return architecture in NATIVE and raw.get("model_type") not in RENAMED and not any(map(raw.get, options))
+    return architecture in NATIVE and str(raw.get("model_type")) not in RENAMED and not any(map(raw.get, options))
 
 
 def read_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> NormalConfig:
