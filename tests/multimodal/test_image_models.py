@@ -4,6 +4,7 @@ prompt and greedy tokens, at once, in chunks that cut images, beside other reque
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from octavo.multimodal.sources import ImageSource
 NUM_NEW = 16
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True)
 TOLERANCE = 2e-3
+TYPES = ("token_type_ids", "mm_token_type_ids")
+"""What a processor says of each token; 0: text."""
 
 
 class Reference:
@@ -30,6 +33,7 @@ class Reference:
     def __init__(self, name: str, folder: Path) -> None:
         self.model, self.processor = saved(name, folder)
         self.placeholder = CASES[name].placeholder
+        self.image_token_id = int(self.model.config.image_token_id)
 
     def inputs(self, text: str, pictures: list[Any]) -> Any:
         if not pictures:
@@ -37,12 +41,17 @@ class Reference:
         return self.processor(text=[text], images=pictures, return_tensors="pt")
 
     def greedy(self, text: str, pictures: list[Any]) -> list[int]:
-        inputs = self.inputs(text, pictures)
-        with torch.inference_mode():
-            out = self.model.generate(
-                **inputs, max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False, eos_token_id=None
-            )
-        new: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
+        """Each from the whole sequence: `generate` numbers the positions after an image that ends a prompt in its own
+        way (each dimension goes on from its last), unlike the model itself."""
+        inputs, new = dict(self.inputs(text, pictures)), []
+        for _ in range(NUM_NEW):
+            with torch.inference_mode():
+                logits = self.model(**inputs, use_cache=False).logits[0, -1]
+            logits[self.image_token_id] = -torch.inf
+            new.append(int(logits.argmax()))
+            for name, value in (("input_ids", new[-1]), ("attention_mask", 1), *((name, 0) for name in TYPES)):
+                if name in inputs:
+                    inputs[name] = torch.cat([inputs[name], torch.tensor([[value]])], dim=1)
         return new
 
     def prompt_logprobs(self, text: str, pictures: list[Any]) -> torch.Tensor:
@@ -99,14 +108,15 @@ def test_tokens_and_logits_are_those_of_transformers(reference: tuple[Reference,
         {"prompt": text, "multi_modal_data": {"image": pictures}} if pictures else text for text, pictures in prompts
     ]
     expected = [model.greedy(*prompt) for prompt in prompts]
+    greedy = replace(GREEDY, logit_bias={model.image_token_id: -100.0})  # Transformers takes it for an image
     for options in ({"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": CUT, "max_num_seqs": 3}):
         with LLM(str(folder), dtype="float32", device="cpu", cpu_threads=1, block_size=8, **options) as llm:
-            alone = [llm.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in given]
+            alone = [llm.generate(prompt, greedy)[0].outputs[0].token_ids for prompt in given]
             assert alone == expected
             assert llm.reset_prefix_cache()
-            together = llm.generate(given, GREEDY)
+            together = llm.generate(given, greedy)
             assert [output.outputs[0].token_ids for output in together] == expected
-            again = llm.generate(given, GREEDY)
+            again = llm.generate(given, greedy)
             assert [output.outputs[0].token_ids for output in again] == expected
             assert all(output.num_cached_tokens >= 8 for output in again)
             scored = llm.generate(given[2], SamplingParams(max_tokens=1, prompt_logprobs=0))[0]

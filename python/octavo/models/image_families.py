@@ -5,6 +5,15 @@
 from __future__ import annotations
 
 IMAGE_FAMILIES: dict[str, bool] = {
+    "gemma3": True,
+    "idefics3": False,
+    "internvl": False,
     "llava": False,
+    "llava_next": False,
+    "llava_onevision": False,
+    "qwen2_5_vl": False,
+    "qwen2_vl": False,
+    "qwen3_vl": False,
+    "smolvlm": False,
 }
 """`model_type` of config.json -> whether the tokens of an image attend to each other in both directions."""

@@ -10,7 +10,7 @@ Shape suffixes: i tokens that stand for an image, p positions of a prompt, m mod
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,12 +61,15 @@ class ImageEncoder:
         return position_31p[:, 0], int(shift)
 
 
-def image_encoder(base: Any, config: NormalConfig, dtype: torch.dtype) -> ImageEncoder | None:
-    """Of the model under a Transformers class's head; None where images are not taken."""
+def image_encoder(
+    base: Any, config: NormalConfig, dtype: torch.dtype, attentions: Collection[nn.Module]
+) -> ImageEncoder | None:
+    """Of the model under a Transformers class's head, whose decoder has these attention modules; None where images are
+    not taken."""
     if config.raw.get("model_type") not in IMAGE_FAMILIES or not hasattr(base, "get_image_features"):
         return None
-    for name, part in base.named_children():
-        if name != "language_model":
+    for part in base.children():
+        if not any(module in attentions for module in part.modules()):
             _attend_by_itself(part)
     return ImageEncoder(base, config.raw, dtype)
 

@@ -86,7 +86,7 @@ class TransformersModel(nn.Module):
         self.checkpoint = Checkpoint(causal, config.quantization)
         self.decoder: Any = causal.get_submodule(found.decoder)
         self.__dict__["embedding"] = causal.get_input_embeddings()  # the decoder's own: its weights are counted once
-        self.images = image_encoder(self.decoder, config, dtype)
+        self.images = image_encoder(self.decoder, config, dtype, self.specs)
         self.given = GivenHidden(found.output_class, self.decoder)
         causal.set_submodule(found.decoder, self.given)
         self.head = causal

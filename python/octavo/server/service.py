@@ -152,6 +152,8 @@ class Service:
             await self._context.batches.runner.resume()
         if task != "generate":
             self._context.warm_inputs()
+        if self._llm.images is not None:
+            self._llm.images.warm()
         gc.collect()
         gc.freeze()
         lines = ready_lines(
