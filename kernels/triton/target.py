@@ -4,6 +4,8 @@ it does not touch, the one it was told of, for which tensors on "meta" stand.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _ahead: tuple[int, int] | None = None
@@ -34,6 +36,21 @@ def compile_for(capability: tuple[int, int]) -> None:
     global _ahead
     _ahead = capability
     driver.set_active(_Absent(capability))
+
+
+def build_driver() -> None:
+    """Build Triton's own module for the driver, which it compiles from C when a process first asks for the device."""
+    from triton.backends.nvidia.driver import CudaUtils
+
+    CudaUtils()
+
+
+def build_launcher(kernel: Any) -> None:
+    """Build what starts a compiled kernel from Python: Triton compiles it from C at the kernel's first launch, which
+    takes a tenth of a second. It needs the driver's library, but no device."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    CudaLauncher(kernel.src, kernel.metadata)
 
 
 def capability(device: torch.device) -> tuple[int, int]:

@@ -91,15 +91,50 @@ def test_a_build_is_started_once_a_model_and_options(monkeypatch: pytest.MonkeyP
     assert start(monkeypatch, model="here", device="cpu", max_num_seqs=8) == []
 
 
+DRIVER_CALLS = [
+    "cuCtxGetCurrent",
+    "cuCtxGetLimit",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
+    "cuCtxSetCurrent",
+    "cuCtxSetLimit",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuFuncGetAttribute",
+    "cuFuncSetAttribute",
+    "cuFuncSetCacheConfig",
+    "cuGetErrorString",
+    "cuLaunchKernelEx",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuOccupancyMaxActiveClusters",
+    "cuPointerGetAttribute",
+    "cuTensorMapEncodeTiled",
+]
+
+
+def make_driver(folder: Path) -> None:
+    """A library with the driver's names, for launchers to be linked with."""
+    source = folder / "driver.c"
+    source.write_text("".join(f"int {name}(void) {{ return 1; }}\n" for name in DRIVER_CALLS))
+    library = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run(["cc", *library, str(source)], check=True)
+
+
 def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: it makes Triton believe in a device."""
+    make_driver(tmp_path)
+    for name in ("TRITON_LIBCUDA_PATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, str(tmp_path))
     options = make_engine_config({"model": "", "max_num_seqs": 32, "max_num_batched_tokens": 512})
     order = {"config": asdict(options), "raw_config": QWEN3, "device": asdict(CARD), "capability": [9, 0]}
     program = (
         "import sys, octavo.worker.kernel_jobs as b\n"
         "order = b.Order.read(sys.stdin.read()); assert order\n"
         "needed, rest = b.rounds_of_jobs(order)\n"
-        "needed[0]()\nprint(len(needed), len(rest))\n"
+        "needed[0](); needed[1]()\nprint(len(needed), len(rest))\n"
         # A forward pass on a device indexes by what `prepare` gives, even where it only compiles.
         "import torch; from octavo.kernels.triton import handles, prepare\n"
         "ints = torch.zeros(64, dtype=torch.int32)\n"
@@ -108,7 +143,8 @@ def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatc
         "    out = prepare.prepare_step(ints, ints, ints, ints, ints[:, None], ints, block_size=4)\n"
         "assert not any(part.any() for part in (out.token_id_t, out.position_t, out.slot_mapping_t))\n"
     )
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     done = subprocess.run(
         [sys.executable, "-c", program], input=json.dumps(order), capture_output=True, text=True, timeout=240
     )
@@ -116,7 +152,8 @@ def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatc
     needed, rest = map(int, done.stdout.split())
     assert needed > 20
     assert rest > 10
-    assert list(tmp_path.glob("*/*.cubin"))
+    for pattern in ("*/*.cubin", "*/cuda_utils*.so", "*/__triton_launcher*.so"):
+        assert len(list(cache.glob(pattern))) == 1
 
 
 def test_layers_of_every_kind_are_kept() -> None:

@@ -20,7 +20,7 @@ from octavo.attention.base import make_backend
 from octavo.config import ENGINE_SECTIONS, EngineConfig
 from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.kernels.triton import handles
-from octavo.kernels.triton.target import compile_for
+from octavo.kernels.triton.target import build_driver, build_launcher, compile_for
 from octavo.models.base import CausalLM
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.registry import build_model, is_native
@@ -41,7 +41,7 @@ Job = Callable[[], Any]
 
 
 class Collector(Executor):
-    """Takes what Triton wants compiled, and leaves it for later."""
+    """Takes what Triton wants compiled, and leaves it for later: the kernel and its launcher."""
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
@@ -52,7 +52,7 @@ class Collector(Executor):
         return jobs
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self._jobs.append(lambda: fn(*args, **kwargs))
+        self._jobs.append(lambda: build_launcher(fn(*args, **kwargs)))
         done: Future[Any] = Future()
         done.set_result(None)
         return done
@@ -225,7 +225,7 @@ def rounds_of_jobs(order: Order) -> Iterator[list[Job]]:
             max_fused_rows=rows_at_a_time(order.device, order.normal.vocab_size, limits.max_num_seqs),
         )
         sampler.warm_up(limits=False)
-        yield collector.take()
+        yield [build_driver, *collector.take()]
         sampler.warm_up(limits=True)
         for kind in decode_kinds(sizes, max_model_len):
             steps.run(kind)
