@@ -47,7 +47,7 @@ class Reference:
         for _ in range(NUM_NEW):
             with torch.inference_mode():
                 logits = self.model(**inputs, use_cache=False).logits[0, -1]
-            logits[self.image_token_id] = -torch.inf
+                logits[self.image_token_id] = -torch.inf
             new.append(int(logits.argmax()))
             for name, value in (("input_ids", new[-1]), ("attention_mask", 1), *((name, 0) for name in TYPES)):
                 if name in inputs:
