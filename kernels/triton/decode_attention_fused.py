@@ -320,9 +320,9 @@ def choose_splits(num_rows: int, num_kv_heads: int, max_kv_len: int) -> int:
 
 def choose_stages(num_rows: int, max_kv_len: int) -> int:
     """Depth of the pipeline of tiles: deep for long rows, shallow where many programs share a multiprocessor."""
-    if num_rows < 64:
-        return 4
-    return 2 if max_kv_len <= SHORT_CONTEXT else 3
+    if max_kv_len <= SHORT_CONTEXT:
+        return 4 if num_rows < 64 else 2
+    return 4 if num_rows < 256 else 3
 
 
 def attend(
