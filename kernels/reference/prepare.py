@@ -1,6 +1,6 @@
 """Turn a step's arena into what the model reads: token ids, positions, and where each token's K and V go.
 
-Shape suffixes: t tokens, r rows, s slots, b blocks.
+Shape suffixes: t tokens, r rows, g cache groups, s slots, b blocks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 class PreparedTokens(NamedTuple):
-    """Inputs of the forward pass, all int64 [t]."""
+    """Inputs of the forward pass, all int64; [t] but the last."""
 
     token_id_t: Tensor
     position_t: Tensor
-    """block * block_size + offset."""
-    slot_mapping_t: Tensor
+    slot_mapping_gt: Tensor
+    """block * block_size + offset, in every cache group."""
 
 
 def prepare_step(
@@ -25,7 +25,7 @@ def prepare_step(
     position_t: Tensor,
     row_slot_r: Tensor,
     query_start_r: Tensor,
-    block_table_sb: Tensor,
+    block_table_gsb: Tensor,
     last_token_s: Tensor,
     *,
     block_size: int,
@@ -41,5 +41,5 @@ def prepare_step(
     slot_t = row_slot_r[row_t.clamp(max=row_slot_r.shape[0] - 1)].long()
     token = torch.where(token_id_t < 0, last_token_s[slot_t].long(), token_id_t.long())
     position = position_t.long() * real_t
-    block_t = block_table_sb[slot_t, position // block_size].long()
-    return PreparedTokens(token * real_t, position, (block_t * block_size + position % block_size) * real_t)
+    block_gt = block_table_gsb[:, slot_t, position // block_size].long()
+    return PreparedTokens(token * real_t, position, (block_gt * block_size + position % block_size) * real_t)

@@ -35,7 +35,13 @@ class CoreConfig:
         max_logprobs: int = 0,
         hash_seed: int = 1,
         speculation: Speculation | None = None,
-    ) -> CoreConfig: ...
+        groups: Sequence[tuple[str, int]] | None = None,
+    ) -> CoreConfig:
+        """`groups`: what the layers of each cache group read again: ("all", 0), a ("window", tokens) before, or a
+        ("chunk", tokens) from the last border on; None: all of them all."""
+    @property
+    def num_positions(self) -> int:
+        """Positions that one sequence can have when all blocks are its own."""
 
 @final
 class ArenaLayout:
@@ -47,6 +53,8 @@ class ArenaLayout:
     max_block_updates: int
     max_block_copies: int
     max_new_rows: int
+    num_groups: int
+    """Slots and indices of block updates are those of one table [num_groups * (max_rows + 1), blocks]."""
     header: int
     row_slot: int
     query_start: int
@@ -207,9 +215,10 @@ class EmbeddedDecoder:
         max_tokens: int,
         cache_dtype: str,
         num_threads: int,
+        layer_groups: Sequence[int] | None = None,
     ) -> None:
-        """`description` has the attributes of octavo.models.description.Description. ValueError: weights are missing or
-        do not fit."""
+        """`description` has the attributes of octavo.models.description.Description; `layer_groups`: each layer's cache
+        group, None: all are in the first. ValueError: weights are missing or do not fit."""
     def weight_bytes(self) -> int:
         """Of packed matrices."""
     def register(

@@ -114,6 +114,10 @@ class CacheConfig:
         choices=("auto", "fp8"),
     )
     enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prefixes.")
+    cache_groups: bool = option(
+        True,
+        "Layers of sliding windows and chunks keep only what they read again; off: they keep all.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

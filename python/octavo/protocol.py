@@ -148,6 +148,8 @@ class ModelFacts:
     (chat_template.jinja, or in tokenizer_config.json); None for a model without a tokenizer."""
     default_sampling_params: dict[str, float]
     """What the checkpoint's generation_config.json recommends (temperature, top_k, top_p, repetition_penalty)."""
+    cache_groups: tuple[tuple[str, int], ...] = (("all", 0),)
+    """What the layers of each cache group keep: `CoreConfig.groups`."""
     task: str = "generate"
     """"generate", "embed", "score" or "classify"."""
     pooling: PoolingFacts | None = None
@@ -162,6 +164,7 @@ class ModelFacts:
     def from_json(cls, body: bytes) -> ModelFacts:
         values = json.loads(body)
         values["eos_token_ids"] = tuple(values["eos_token_ids"])
+        values["cache_groups"] = tuple((kind, size) for kind, size in values["cache_groups"])
         pooling = values["pooling"]
         if pooling is not None:
             values["pooling"] = PoolingFacts(**{**pooling, "labels": tuple(pooling["labels"])})

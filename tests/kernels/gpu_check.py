@@ -160,7 +160,7 @@ def check_step_kernels(device: str) -> dict[str, float]:
     ids = torch.randint(-1, 3, (int(starts[-1]) + 7,), generator=generator, dtype=torch.int32)
     position = torch.randint(0, 640, ids.shape, generator=generator, dtype=torch.int32)
     slots = torch.randperm(400, generator=generator)[: starts.shape[0] - 1].int()
-    table = torch.randint(0, 1000, (400, 10), generator=generator, dtype=torch.int32)
+    table = torch.randint(0, 1000, (1, 400, 10), generator=generator, dtype=torch.int32)
     arena = [x.to(device) for x in (ids, position, slots, starts, table, torch.randint(0, 9, (400,)))]
     got = prepare.prepare_step(*arena, block_size=64)
     want = reference_prepare.prepare_step(*arena, block_size=64)
@@ -171,8 +171,8 @@ def check_step_kernels(device: str) -> dict[str, float]:
     update = torch.stack([place // 10, place % 10, place % 50], 1).to(device)
     copies = torch.randperm(50, generator=generator)[:20].reshape(-1, 2).int().to(device)
     copied, want_table = [cache.clone() for cache in caches], arena[4].clone()
-    reference_updates.apply_updates(want_table, update, copied, copies)
-    apply_updates.apply_updates(arena[4], update, caches, copies)
+    reference_updates.apply_updates(want_table[0], update, copied, copies)
+    apply_updates.apply_updates(arena[4][0], update, caches, copies)
     updated = torch.equal(arena[4], want_table) and all(map(torch.equal, caches, copied))
     return {"prepare_step": 0.0 if same else float("inf"), "apply_updates": 0.0 if updated else float("inf")}
 

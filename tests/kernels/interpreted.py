@@ -159,14 +159,14 @@ def test_every_split_count_is_exercised() -> None:
 
 
 def random_arena(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """(token ids with some -1, positions, slots, starts, table, last tokens) of rows of 1 to 40 tokens, 7 padding."""
+    """(token ids with some -1, positions, slots, starts, 3 tables, last tokens): rows of 1 to 40 tokens, 7 padding."""
     lengths = torch.randint(1, 40, (rows,), generator=generator)
     starts = torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()
     tokens = int(starts[-1]) + 7
     ids = torch.randint(-1, 3, (tokens,), generator=generator, dtype=torch.int32)
     position = torch.randint(0, 100, (tokens,), generator=generator, dtype=torch.int32)
     slots = torch.randperm(rows + 2, generator=generator)[:rows].int()
-    table = torch.randint(0, 1000, (rows + 2, 12), generator=generator, dtype=torch.int32)
+    table = torch.randint(0, 1000, (3, rows + 2, 12), generator=generator, dtype=torch.int32)
     last = torch.randint(100, 200, (rows + 2,), generator=generator)
     return ids, position, slots, starts, table, last
 

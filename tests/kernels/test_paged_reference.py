@@ -81,13 +81,16 @@ def test_prepare_step() -> None:
         torch.tensor([5, 2, 3, 4, 9], dtype=torch.int32),
         torch.tensor([1, 2], dtype=torch.int32),
         torch.tensor([0, 1, 4], dtype=torch.int32),
-        table,
+        torch.stack([table, table + 1]),
         torch.tensor([100, 101, 102]),
         block_size=4,
     )
     assert got.token_id_t.tolist() == [101, 11, 12, 13, 0]
     assert got.position_t.tolist() == [5, 2, 3, 4, 0]
-    assert got.slot_mapping_t.tolist() == [3 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, 0 * 4 + 0, 0]
+    assert got.slot_mapping_gt.tolist() == [
+        [3 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, 0 * 4 + 0, 0],
+        [4 * 4 + 1, 6 * 4 + 2, 6 * 4 + 3, 1 * 4 + 0, 0],
+    ]
     assert {x.dtype for x in got} == {torch.int64}
 
 

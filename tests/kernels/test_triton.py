@@ -132,7 +132,7 @@ def test_small_kernels_compile() -> None:
     update, copies = torch.empty(3, 3, dtype=torch.int32), torch.empty(1, 2, dtype=torch.int32)
     with offline_compile.record(kv_write, prepare, apply_updates) as launches:
         kv_write.write_kv(k, k, cache, longs)
-        prepare.prepare_step(ints, ints, ints[:8], ints[:9], table, longs, block_size=64)
+        prepare.prepare_step(ints, ints, ints[:8], ints[:9], table[None], longs, block_size=64)
         apply_updates.apply_updates(table, update, [cache], copies)
     assert [kernel.__name__ for kernel, _ in launches] == [
         "write_kernel", "prepare_kernel", "update_kernel", "copy_kernel",

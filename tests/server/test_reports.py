@@ -160,7 +160,7 @@ async def test_histograms_of_calls(client: httpx.AsyncClient) -> None:
         'octavo:request_time_per_output_token_seconds_count{model_name="tiny"} 1.0',
         'octavo:engine_up{model_name="tiny"} 1.0',
         "octavo:engine_restarts_total 0.0",
-        'octavo:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0',
+        'octavo:cache_config_info{block_size="16",groups="all",num_gpu_blocks="100"} 1.0',
     ):
         assert line in text, line
 

@@ -140,8 +140,8 @@ def test_kernels_of_both_rounds_are_found_and_compile(tmp_path: Path, monkeypatc
         "ints = torch.zeros(64, dtype=torch.int32)\n"
         "trash = torch.full((3, 64), 2**40); del trash\n"
         "with handles.compiling(b.Collector()):\n"
-        "    out = prepare.prepare_step(ints, ints, ints, ints, ints[:, None], ints, block_size=4)\n"
-        "assert not any(part.any() for part in (out.token_id_t, out.position_t, out.slot_mapping_t))\n"
+        "    out = prepare.prepare_step(ints, ints, ints, ints, ints[None, :, None], ints, block_size=4)\n"
+        "assert not any(part.any() for part in (out.token_id_t, out.position_t, out.slot_mapping_gt))\n"
     )
     cache = tmp_path / "cache"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))

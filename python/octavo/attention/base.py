@@ -8,7 +8,7 @@ Shape suffixes: t tokens of the step, r rows, s slots, b blocks, h query heads, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
@@ -54,6 +54,17 @@ class AttentionSpec:
         return num_blocks, 1 if self.value_dim else 2, self.num_kv_heads, block_size, self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the layers of a cache group have their keys and values."""
+
+    block_table_sb: Tensor
+    """int32 [num_slots, max_blocks_per_slot] block ids; of an entry that its layers don't read, or not any more, the
+    id means nothing (but is one)."""
+    slot_mapping_t: Tensor
+    """int64: block * block_size + offset, where token t's K and V are written."""
+
+
 @dataclass(slots=True)
 class ForwardContext:
     """One step's rows and where their KV lives. Tensors are on the model's device, int32 unless said otherwise.
@@ -64,9 +75,10 @@ class ForwardContext:
     """
 
     kv_cache: list[Tensor]
-    """Per layer [num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]; see `AttentionSpec.cache_shape`."""
+    """Per layer [num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]; see `AttentionSpec.cache_shape`. Layers of
+    different cache groups may have one tensor, and different blocks of it."""
     block_table_sb: Tensor
-    """[num_slots, max_blocks_per_slot] block ids; unused entries are 0 (the null block)."""
+    """Of the first cache group; a layer's own is in `places`."""
     row_slot_r: Tensor
     query_start_r: Tensor
     """[num_rows + 1]"""
@@ -74,7 +86,7 @@ class ForwardContext:
     position_t: Tensor
     """int64"""
     slot_mapping_t: Tensor
-    """int64: block * block_size + offset, where token t's K and V are written."""
+    """Of the first cache group; a layer's own is in `places`."""
     block_size: int
     num_rows: int
     num_decode_rows: int
@@ -92,8 +104,21 @@ class ForwardContext:
     shared_2: Tensor | None = None
     """(a slot, how many blocks): decode rows whose tables have the last of these blocks where that slot's table has it
     may read all of them together, which is quicker. None: there is nothing to be gained."""
+    layer_groups: Sequence[int] = ()
+    """Of each layer, which cache group it is in; empty: there is one."""
+    more_places: Sequence[Places] = ()
+    """Of the cache groups but the first."""
     scratch: dict[str, Tensor] = field(default_factory=dict)
     """What a backend computed in `prepare` for all layers of the step."""
+
+    def group(self, layer: int) -> int:
+        """A layer's cache group."""
+        return self.layer_groups[layer] if self.layer_groups else 0
+
+    def places(self, layer: int) -> Places:
+        """Those of a layer's cache group."""
+        group = self.group(layer)
+        return self.more_places[group - 1] if group else Places(self.block_table_sb, self.slot_mapping_t)
 
 
 class AttentionBackend(Protocol):

@@ -66,7 +66,8 @@ class CpuAttention:
         return self._attend(spec, q_thd, ctx, _cache(spec, ctx))
 
     def _write(self, spec: AttentionSpec, k_tgd: Tensor, v_tgd: Tensor, ctx: ForwardContext, cache: Tensor) -> None:
-        num_tokens = ctx.slot_mapping_t.shape[0]
+        slot_mapping_t = ctx.places(spec.layer).slot_mapping_t
+        num_tokens = slot_mapping_t.shape[0]
         k, k_stride = _tokens("k", k_tgd, cache, spec.num_kv_heads, spec.head_dim, num_tokens)
         v, v_stride = _tokens("v", v_tgd, cache, spec.num_kv_heads, spec.head_dim, num_tokens)
         _core.cpu_write_kv(
@@ -76,7 +77,7 @@ class CpuAttention:
             v_stride=v_stride,
             kv_cache=_address("kv_cache", cache, cache.dtype),
             dtype=DTYPES[cache.dtype],
-            slot_mapping=_address("slot_mapping", ctx.slot_mapping_t, torch.int64),
+            slot_mapping=_address("slot_mapping", slot_mapping_t, torch.int64),
             num_tokens=num_tokens,
             num_blocks=cache.shape[0],
             block_size=ctx.block_size,
@@ -90,6 +91,7 @@ class CpuAttention:
         rows = min(ctx.row_slot_r.shape[0], ctx.kv_len_r.shape[0], ctx.query_start_r.shape[0] - 1)
         if ctx.num_rows > rows:
             raise ValueError(f"num_rows {ctx.num_rows} is more than the {rows} rows of row_slot, kv_len, query_start")
+        table_sb = ctx.places(spec.layer).block_table_sb
         out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=q_thd.dtype)
         _core.cpu_paged_attention(
             q=q.data_ptr(),
@@ -100,11 +102,11 @@ class CpuAttention:
             row_slot=_address("row_slot", ctx.row_slot_r, torch.int32),
             query_start=_address("query_start", ctx.query_start_r, torch.int32),
             kv_len=_address("kv_len", ctx.kv_len_r, torch.int32),
-            block_table=_address("block_table", ctx.block_table_sb, torch.int32),
+            block_table=_address("block_table", table_sb, torch.int32),
             num_rows=ctx.num_rows,
             num_tokens=num_tokens,
-            num_slots=ctx.block_table_sb.shape[0],
-            max_blocks_per_slot=ctx.block_table_sb.shape[1],
+            num_slots=table_sb.shape[0],
+            max_blocks_per_slot=table_sb.shape[1],
             num_blocks=cache.shape[0],
             block_size=ctx.block_size,
             num_heads=spec.num_heads,

@@ -42,7 +42,7 @@ class FlashPrompts:
 
     def attend(self, spec: AttentionSpec, q_thd: Tensor, cache: Tensor, ctx: ForwardContext) -> Tensor:
         """Rows from ctx.num_decode_rows on: q's tokens are theirs; [t, h, d]."""
-        pages_rb, starts_r = _pages(ctx)
+        pages_rb, starts_r = _pages(spec, ctx)
         window = (spec.window - 1, 0) if spec.window else (-1, -1)
         found: Tensor = self._attend(
             q_thd,
@@ -60,13 +60,14 @@ class FlashPrompts:
         return found
 
 
-def _pages(ctx: ForwardContext) -> tuple[Tensor, Tensor]:
-    """(blocks [r, b] of the step's prompts, where their tokens start [r + 1]), made by its first layer."""
-    if "flash_pages" not in ctx.scratch:
+def _pages(spec: AttentionSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+    """(blocks [r, b] of the step's prompts, where their tokens start [r + 1]), made by a group's first layer."""
+    pages = f"flash_pages_{ctx.group(spec.layer)}"
+    if pages not in ctx.scratch:
         first, last = ctx.num_decode_rows, ctx.num_rows
-        ctx.scratch["flash_pages"] = ctx.block_table_sb[ctx.row_slot_r[first:last].long()]
+        ctx.scratch[pages] = ctx.places(spec.layer).block_table_sb[ctx.row_slot_r[first:last].long()]
         ctx.scratch["flash_starts"] = (ctx.query_start_r[first : last + 1] - first).int()
-    return ctx.scratch["flash_pages"], ctx.scratch["flash_starts"]
+    return ctx.scratch[pages], ctx.scratch["flash_starts"]
 
 
 def flash_attention() -> TritonAttention:

@@ -25,7 +25,7 @@ class ReferenceAttention:
         sink_h: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.attend`."""
-        write_kv(k_tgd, v_tgd, ctx.kv_cache[spec.layer], ctx.slot_mapping_t)
+        write_kv(k_tgd, v_tgd, ctx.kv_cache[spec.layer], ctx.places(spec.layer).slot_mapping_t)
         return self.attend_cached(spec, q_thd, ctx, sink_h)
 
     def attend_cached(
@@ -35,7 +35,7 @@ class ReferenceAttention:
         return paged_attention(
             q_thd,
             ctx.kv_cache[spec.layer],
-            ctx.block_table_sb,
+            ctx.places(spec.layer).block_table_sb,
             ctx.row_slot_r,
             ctx.query_start_r,
             ctx.kv_len_r,

@@ -53,7 +53,9 @@ class TritonAttention:
         sink_h: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.attend`."""
-        write_kv(dense_heads(k_tgd), dense_heads(v_tgd), ctx.kv_cache[spec.layer], ctx.slot_mapping_t)
+        write_kv(
+            dense_heads(k_tgd), dense_heads(v_tgd), ctx.kv_cache[spec.layer], ctx.places(spec.layer).slot_mapping_t
+        )
         return self.attend_cached(spec, dense_heads(q_thd), ctx, sink_h)
 
     def attend_cached(
@@ -107,7 +109,7 @@ class TritonAttention:
         paged_prefill(
             q_thd,
             ctx.kv_cache[spec.layer],
-            ctx.block_table_sb,
+            ctx.places(spec.layer).block_table_sb,
             ctx.row_slot_r,
             ctx.query_start_r,
             ctx.kv_len_r,
@@ -135,7 +137,7 @@ class TritonAttention:
         paged_decode(
             q_thd,
             cache,
-            ctx.block_table_sb,
+            ctx.places(spec.layer).block_table_sb,
             ctx.row_slot_r,
             ctx.kv_len_r,
             out_thd,
@@ -177,7 +179,7 @@ def _latent(
     paged_latent(
         q_thd,
         cache,
-        ctx.block_table_sb,
+        ctx.places(spec.layer).block_table_sb,
         ctx.row_slot_r,
         ctx.query_start_r,
         ctx.kv_len_r,

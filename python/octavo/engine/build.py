@@ -69,6 +69,7 @@ def core_config(runner: Loaded, *, bounded: bool = True) -> CoreConfig:
         max_logprobs=facts.max_logprobs,
         hash_seed=secrets.randbits(63),
         speculation=read_speculation(scheduler.speculative_config),
+        groups=facts.cache_groups,
     )
 
 

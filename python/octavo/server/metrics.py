@@ -149,11 +149,14 @@ class ServerMetrics(Collector):
         yield _gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", model, usage)
         yield _gauge("engine_up", "1 while requests are taken.", model, float(self._engine.state == "ready"))
         cache = GaugeMetricFamily(
-            PREFIX + "cache_config_info", "1; the labels tell of the KV cache.", labels=["block_size", "num_gpu_blocks"]
+            PREFIX + "cache_config_info",
+            "1; the labels tell of the KV cache, whose groups of layers share its blocks.",
+            labels=["block_size", "num_gpu_blocks", "groups"],
         )
         facts = self._engine.facts
         if facts is not None:
-            cache.add_metric([str(facts.block_size), str(facts.num_blocks)], 1)
+            groups = ",".join(f"{kind} {size}" if size else kind for kind, size in facts.cache_groups)
+            cache.add_metric([str(facts.block_size), str(facts.num_blocks), groups], 1)
         yield cache
         restarts = CounterMetricFamily(PREFIX + "engine_restarts", "Engines that ended and were replaced.")
         restarts.add_metric([], self._engine.num_restarts)

@@ -95,6 +95,7 @@ class EmbeddedRunner:
             max_tokens=limits.max_num_batched_tokens,
             cache_dtype=self.config.model.dtype,
             num_threads=limits.cpu_threads,
+            layer_groups=plan.layout.layer_groups,
         )
         self.chores: Iterator[str] = iter(())
         self.facts = model_facts(
@@ -104,6 +105,7 @@ class EmbeddedRunner:
             eos_token_ids=plan.model.eos_token_ids,
             generation_config=plan.source.generation_config,
             tokenizer_path=plan.source.tokenizer_path,
+            layout=plan.layout,
         )
 
     def attach(self, core: Core) -> None:

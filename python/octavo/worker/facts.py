@@ -9,6 +9,7 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.protocol import ImageFacts, ModelFacts
 from octavo.sampling_params import MAX_LOGPROBS
+from octavo.worker.cache_groups import CacheLayout, one_group
 from octavo.worker.resolve import limits_of
 
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -26,8 +27,9 @@ def model_facts(
     generation_config: Mapping[str, Any],
     tokenizer_path: Path | None,
     images: ImageFacts | None = None,
+    layout: CacheLayout | None = None,
 ) -> ModelFacts:
-    """Facts of a resolved config's engine."""
+    """Facts of a resolved config's engine; without `layout`, all layers keep all."""
     limits, length = limits_of(config), config.model.max_model_len
     assert isinstance(length, int), "the memory plan comes first"
     return ModelFacts(
@@ -44,6 +46,7 @@ def model_facts(
         tokenizer_path=None if tokenizer_path is None else str(tokenizer_path),
         default_sampling_params=_recommended(generation_config),
         images=images,
+        cache_groups=tuple((keep.kind, keep.size) for keep in (layout or one_group(1)).keeps),
     )
 
 

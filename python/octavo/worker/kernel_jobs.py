@@ -139,7 +139,7 @@ class MetaSteps:
     def update_tables(self) -> None:
         """What precedes a step: block table entries and copies."""
         copies = ints(1, 2)
-        self.kernels.apply_updates(self.slots.block_table_sb, ints(1, 3), self.kv_cache, copies)
+        self.kernels.apply_updates(self.slots, ints(1, 3), self.kv_cache, copies)
 
 
 def few_layers(normal: NormalConfig) -> NormalConfig:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.worker.cache_groups import CacheLayout, layout_of, one_group
 from octavo.worker.device import DeviceFacts, check_backend, find_device
 from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization, with_fewer_tokens
 from octavo.worker.step_kinds import MAX_MIXED_GRAPHS, graph_kinds
@@ -73,6 +74,8 @@ class MemoryPlan:
     device: DeviceFacts
     usage: Usage
     kv_token_bytes: int
+    """Of all layers."""
+    layout: CacheLayout
     num_blocks: int
     max_model_len: int
     limits: Limits
@@ -81,17 +84,28 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_blocks * self.limits.block_size * self.kv_token_bytes
+        return self.num_blocks * block_bytes(self.layout, self.kv_token_bytes, self.limits.block_size)
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that the cache holds (block 0 is the null block)."""
-        return (self.num_blocks - 1) * self.limits.block_size
+        """Tokens that the cache holds of one sequence (block 0 is the null block); groups of windows hold any number,
+        up to the model's longest."""
+        return kv_tokens(self.layout, self.limits, self.num_blocks, self.model.max_position_embeddings)
 
     def concurrency(self, length: int) -> float:
         """Sequences of `length` tokens that run at once, as the cache and `max_num_seqs` allow."""
-        blocks = math.ceil(length / self.limits.block_size)
+        blocks = self.layout.blocks_for(length, self.limits.block_size, self.limits.overlap_depth)
         return min((self.num_blocks - 1) / blocks, self.limits.max_num_seqs)
+
+    def _groups(self) -> str:
+        """What layers keep, where it is not all; for people."""
+        counts: dict[str, int] = {}
+        for group in self.layout.layer_groups:
+            keep = self.layout.keeps[group]
+            name = "all" if keep.kind == "all" else f"a {keep.kind} of {keep.size} tokens"
+            counts[name] = counts.get(name, 0) + 1
+        parts = ", ".join(f"{count} layers keep {name}" for name, count in counts.items())
+        return "" if counts.keys() == {"all"} else f"; {parts} ({len(self.layout.keeps)} groups)"
 
     def report(self) -> str:
         """Lines for people."""
@@ -107,7 +121,7 @@ class MemoryPlan:
             ("activations", f"{_size(usage.activation_bytes)}  {limits.max_num_batched_tokens} tokens a step"),
             ("sampling", f"{_size(usage.sampling_bytes)}  {limits.max_num_seqs} sequences a step"),
             ("graphs", f"{_size(usage.graph_bytes)}  {num_graphs} sizes"),
-            ("KV cache", f"{_size(self.kv_bytes)}  {blocks}"),
+            ("KV cache", f"{_size(self.kv_bytes)}  {blocks}{self._groups()}"),
             ("longest context", f"{self.max_model_len} tokens; the cache holds {self.num_kv_tokens}"),
             ("concurrency", f"{concurrency} tokens"),
         ]
@@ -122,6 +136,18 @@ def kv_token_bytes(model: NormalConfig, dtype: str) -> int:
     """Bytes of K and V (or of latents) of one token in all layers."""
     planes = 1 if model.value_dim else 2
     return planes * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
+
+
+def block_bytes(layout: CacheLayout, token_bytes: int, block_size: int) -> int:
+    """Bytes of a block, which has `layout.num_lanes` layers' keys and values; `token_bytes` is of all layers."""
+    return token_bytes * layout.num_lanes // len(layout.layer_groups) * block_size
+
+
+def kv_tokens(layout: CacheLayout, limits: Limits, num_blocks: int, most: int) -> int:
+    """Tokens of the longest sequence that the cache holds, or at least `most`."""
+    if len(layout.keeps) == 1 and layout.keeps[0].kind == "all":
+        return max(0, num_blocks - 1) * limits.block_size
+    return layout.tokens_in(num_blocks - 1, limits.block_size, limits.overlap_depth, most)
 
 
 def rows_at_a_time(device: DeviceFacts, vocab_size: int, max_num_seqs: int) -> int:
@@ -197,30 +223,45 @@ def usable_bytes(config: EngineConfig, device: DeviceFacts) -> int:
 
 
 def plan_memory(
-    config: EngineConfig, source: ModelSource, model: NormalConfig, device: DeviceFacts, weight_bytes: int
+    config: EngineConfig,
+    source: ModelSource,
+    model: NormalConfig,
+    device: DeviceFacts,
+    weight_bytes: int,
+    *,
+    is_even: bool = True,
 ) -> MemoryPlan:
-    """Size the cache of a config that `resolve_config` made. ConfigError names the flag and value that would fit."""
+    """Size the cache of a config that `resolve_config` made. ConfigError names the flag and value that would fit.
+
+    `is_even`: all layers have keys and values of one size, and the config says what they read.
+    """
     limits = limits_of(config)
     usage = usage_of(config, model, device, weight_bytes)
     token_bytes = kv_token_bytes(model, kv_dtype(config))
     asked = config.model.max_model_len
     wanted_len = asked if isinstance(asked, int) else model.max_position_embeddings
-    useful_blocks = USEFUL_BATCHES * limits.max_num_seqs * math.ceil(wanted_len / limits.block_size) + 1
-    block_bytes = token_bytes * limits.block_size
+    is_grouped = is_even and config.cache.cache_groups
+    layout = layout_of(model, wanted_len) if is_grouped else one_group(model.num_layers)
+    longest_blocks = layout.blocks_for(wanted_len, limits.block_size, limits.overlap_depth)
+    useful_blocks = USEFUL_BATCHES * limits.max_num_seqs * longest_blocks + 1
+    one_bytes = block_bytes(layout, token_bytes, limits.block_size)
+    least_bytes = (1 + len(layout.keeps)) * one_bytes
     room = usable_bytes(config, device) - usage.total
-    if room < 2 * block_bytes:
-        _weights_do_not_fit(config, model, device, usage, 2 * block_bytes)
-    num_blocks = cache_blocks(config, device, room, block_bytes, useful_blocks)
+    if room < least_bytes:
+        _weights_do_not_fit(config, model, device, usage, least_bytes)
+    num_blocks = cache_blocks(config, device, room, one_bytes, useful_blocks)
     max_model_len = wanted_len
-    if wanted_len > (num_blocks - 1) * limits.block_size:
-        if asked != "auto" or num_blocks < 2:
-            _context_does_not_fit(config, device, usage, num_blocks, block_bytes, wanted_len)
-        max_model_len = (num_blocks - 1) * limits.block_size
+    fit_len = kv_tokens(layout, limits, num_blocks, wanted_len)
+    if wanted_len > fit_len:
+        if asked != "auto" or fit_len < limits.block_size:
+            _context_does_not_fit(config, device, usage, num_blocks, one_bytes, wanted_len, longest_blocks + 1, fit_len)
+        max_model_len = fit_len
     return MemoryPlan(
         config=replace(config, model=replace(config.model, max_model_len=max_model_len)),
         device=device,
         usage=usage,
         kv_token_bytes=token_bytes,
+        layout=layout,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         limits=limits,
@@ -262,12 +303,17 @@ def _weights_do_not_fit(
 
 
 def _context_does_not_fit(
-    config: EngineConfig, device: DeviceFacts, usage: Usage, num_blocks: int, block_bytes: int, wanted_len: int
+    config: EngineConfig,
+    device: DeviceFacts,
+    usage: Usage,
+    num_blocks: int,
+    block_bytes: int,
+    wanted_len: int,
+    blocks: int,
+    fit_len: int,
 ) -> NoReturn:
-    """ConfigError that names each single change with which one sequence of the wanted length fits."""
-    block_size = limits_of(config).block_size
-    blocks = math.ceil(wanted_len / block_size) + 1
-    fit_len = max(0, num_blocks - 1) * block_size
+    """ConfigError that names each single change with which one sequence of the wanted length fits, which takes
+    `blocks`; one of `fit_len` tokens does."""
     room, need_bytes = usable_bytes(config, device) - usage.total, blocks * block_bytes
     ways = [f"--max-model-len {fit_len}"] if fit_len else []
     if config.cache.num_gpu_blocks_override is not None:
@@ -322,5 +368,6 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     taken = footprint(model, DTYPES[resolved.model.dtype], quantization=kept)
     if not taken.is_capturable:
         resolved = replace(resolved, execution=replace(resolved.execution, enforce_eager=True, cuda_graph_sizes=[]))
-    model = as_attended(model, taken.attention_specs)
-    return plan_memory(resolved, source, model, device, taken.weight_bytes)
+    model, specs = as_attended(model, taken.attention_specs), taken.attention_specs
+    is_even = len(specs) == model.num_layers and len({spec.cache_shape(1, 1) for spec in specs}) == 1
+    return plan_memory(resolved, source, model, device, taken.weight_bytes, is_even=is_even)

@@ -34,7 +34,7 @@ from octavo.worker.facts import has_processor, model_facts
 from octavo.worker.fixed_rows import FixedRows
 from octavo.worker.graphs import PATIENCE, DecodeGraphs
 from octavo.worker.kernel_build import KernelBuild
-from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
+from octavo.worker.kv_cache import DTYPES, allocate_kv_cache, distinct
 from octavo.worker.media import StepMedia
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.mixed_graphs import MixedGraphs
@@ -102,6 +102,7 @@ class TorchRunner:
             generation_config=self.plan.source.generation_config,
             tokenizer_path=self.plan.source.tokenizer_path,
             images=self._image_facts(),
+            layout=self.plan.layout,
         )
 
     def _image_facts(self) -> ImageFacts | None:
@@ -142,14 +143,17 @@ class TorchRunner:
                 self._backend = WholeImageAttention(self._backend)
         self._model.set_attention_backend(self._backend)
         self._progress("memory", 0.0)
+        layout = plan.layout.of_model(self._model.attention_specs)
         self._kv_cache = allocate_kv_cache(
             self._model.attention_specs,
+            layout,
             num_blocks=plan.num_blocks,
             block_size=limits.block_size,
             dtype=DTYPES[kv_dtype(self.config)],
             device=device,
         )
-        self._slots = Slots(limits.max_num_seqs, math.ceil(plan.max_model_len / limits.block_size), device)
+        max_blocks = math.ceil(plan.max_model_len / limits.block_size)
+        self._slots = Slots(limits.max_num_seqs, max_blocks, device, layout.layer_groups)
         self._kernels = StepKernels(self.config.execution.attention_backend, limits.block_size)
         self._fixed_rows = FixedRows(
             self._kernels, limits.max_num_seqs, plan.model.hidden_size, dtype, device, self._slots.null_slot
@@ -301,7 +305,7 @@ class TorchRunner:
             self._arenas.pad_empty(plan.arena, plan.num_rows, mixed.num_rows, plan.num_tokens)
         arena = self._arenas.upload(plan.arena)
         update_u3, copy_c2 = self._arenas.updates(arena, plan)
-        self._kernels.apply_updates(self._slots.block_table_sb, update_u3, self._kv_cache, copy_c2)
+        self._kernels.apply_updates(self._slots, update_u3, distinct(self._kv_cache), copy_c2)
         if together is not None:
             self._launched = self._together(arena, together)
         elif graph is not None:

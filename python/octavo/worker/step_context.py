@@ -32,14 +32,17 @@ def step_context(
     block_size: int,
 ) -> ForwardContext:
     """See `ForwardContext`. The parts of the header are used where the kind says so."""
+    first, *more = slots.places(tokens.slot_mapping_gt)
     return ForwardContext(
         kv_cache=kv_cache,
-        block_table_sb=slots.block_table_sb,
+        block_table_sb=first.block_table_sb,
         row_slot_r=arrays.row_slot_r,
         query_start_r=arrays.query_start_r,
         kv_len_r=arrays.kv_len_r,
         position_t=tokens.position_t,
-        slot_mapping_t=tokens.slot_mapping_t,
+        slot_mapping_t=first.slot_mapping_t,
+        layer_groups=slots.layer_groups,
+        more_places=more,
         block_size=block_size,
         num_rows=kind.num_rows,
         num_decode_rows=kind.num_decode_rows,

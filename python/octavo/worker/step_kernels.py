@@ -22,11 +22,11 @@ REFERENCE = "octavo.kernels.reference"
 
 
 class PreparedTokens(Protocol):
-    """int64 [t] each; see `octavo.kernels.reference.prepare.PreparedTokens`."""
+    """See `octavo.kernels.reference.prepare.PreparedTokens`."""
 
     token_id_t: Tensor
     position_t: Tensor
-    slot_mapping_t: Tensor
+    slot_mapping_gt: Tensor
 
 
 class StepKernels:
@@ -54,12 +54,11 @@ class StepKernels:
             hidden_tm, arrays.query_start_r, arrays.row_slot_r, arrays.kv_len_r, out, count=count, null_slot=null_slot
         )
 
-    def apply_updates(
-        self, block_table_sb: Tensor, update_u3: Tensor, kv_caches: Sequence[Tensor], copy_c2: Tensor
-    ) -> None:
-        """Set block table entries (slot, index, block), then copy blocks (source, destination) in every layer."""
+    def apply_updates(self, slots: Slots, update_u3: Tensor, kv_caches: Sequence[Tensor], copy_c2: Tensor) -> None:
+        """Set block table entries (row of the groups' tables together, index, block), then copy blocks (source,
+        destination) in every cache."""
         if update_u3.shape[0] or copy_c2.shape[0]:
-            self._apply(block_table_sb, update_u3, kv_caches, copy_c2)
+            self._apply(slots.block_table_gsb.flatten(0, 1), update_u3, kv_caches, copy_c2)
 
     def prepare(self, arrays: StepArrays, slots: Slots) -> PreparedTokens:
         """Token ids (-1 replaced by the slot's newest token), positions, and where K and V go."""
@@ -68,7 +67,7 @@ class StepKernels:
             arrays.position_t,
             arrays.row_slot_r,
             arrays.query_start_r,
-            slots.block_table_sb,
+            slots.block_table_gsb,
             slots.last_token_s,
             block_size=self._block_size,
         )

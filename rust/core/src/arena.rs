@@ -51,6 +51,7 @@ pub struct ArenaLayout {
     pub max_block_updates: u32,
     pub max_block_copies: u32,
     pub max_new_rows: u32,
+    pub num_groups: u32,
     pub header: u32,
     pub row_slot: u32,
     pub query_start: u32,
@@ -65,7 +66,8 @@ pub struct ArenaLayout {
 }
 
 impl ArenaLayout {
-    /// Every running row may get one block a step, and those of its draft, and one admission of the longest sequence always fits beside them.
+    /// Every running row may get one block a group in a step and those of its draft, chunks get theirs, and one
+    /// admission of the longest sequence always fits beside them.
     pub fn new(config: &CoreConfig) -> Result<Self, ConfigError> {
         let (rows, tokens) = (config.max_num_seqs, config.max_num_batched_tokens);
         let longest = config.max_blocks_per_sequence();
@@ -74,7 +76,12 @@ impl ArenaLayout {
             .min(MAX_ADMISSION_UPDATES)
             .max(longest);
         let grown = 1 + config.max_drafted().div_ceil(config.block_size);
-        let updates = rows.saturating_mul(grown).saturating_add(admissions);
+        let num_groups = config.groups.len() as u32;
+        let updates = rows
+            .saturating_mul(grown)
+            .saturating_add(admissions)
+            .saturating_mul(num_groups)
+            .saturating_add(config.max_chunk_updates());
         if updates > 1 << 28 {
             return Err(ConfigError(format!(
                 "max_model_len {} needs more than 2^28 blocks of {}",
@@ -87,14 +94,15 @@ impl ArenaLayout {
             max_rows: rows,
             max_tokens: tokens,
             max_block_updates: updates,
-            max_block_copies: rows,
+            max_block_copies: rows * num_groups,
             max_new_rows: rows,
+            num_groups,
             header: regions.take(HEADER_LEN),
             row_slot: regions.take(rows),
             query_start: regions.take(rows + 1),
             kv_len: regions.take(rows),
             new_row: regions.take(2 * rows),
-            block_copy: regions.take(2 * rows),
+            block_copy: regions.take(2 * rows * num_groups),
             block_update: regions.take(3 * updates),
             token_id: regions.take(tokens),
             position: regions.take(tokens),
@@ -186,11 +194,13 @@ impl<'a> ArenaWriter<'a> {
         self.layout.max_block_updates - self.totals.num_block_updates
     }
 
-    /// Entry `index` of the slot's block table becomes `block`.
-    pub fn block_update(&mut self, slot: SlotId, index: u32, block: BlockId) {
+    /// Entry `index` of the slot's block table in a group becomes `block`. The device has the tables of all groups in
+    /// one, a group after the other, with the null slot's at the end of each.
+    pub fn block_update(&mut self, group: usize, slot: SlotId, index: u32, block: BlockId) {
         assert!(self.block_updates_left() > 0, "no room for block updates");
         let at = (self.layout.block_update + 3 * self.totals.num_block_updates) as usize;
-        self.ints[at..at + 3].copy_from_slice(&[slot.0 as i32, index as i32, block.0 as i32]);
+        let row = group as u32 * (self.layout.max_rows + 1) + slot.0;
+        self.ints[at..at + 3].copy_from_slice(&[row as i32, index as i32, block.0 as i32]);
         self.totals.num_block_updates += 1;
     }
 

@@ -1,33 +1,41 @@
-//! One cache group: the block pool and the prefix index, kept in step. Full attention is the only group today; a
-//! sliding-window or recurrent-state group would be another one beside it, with the same operations.
+//! The block pool and the prefix index, kept in step, for all cache groups of a model.
+//!
+//! A block belongs to the group that took it until it is taken again; its hash names content and group. A cached prefix
+//! is as long as the group that has least of it says.
 
 use crate::block_pool::{BlockPool, End};
+use crate::config::CoreConfig;
+use crate::groups::Keep;
+use crate::holding::BlockTable;
 use crate::ids::{BlockId, TokenId};
 use crate::media;
 use crate::prefix::{BlockHash, PrefixHasher, PrefixIndex, PromptKeys};
 
 #[derive(Debug)]
-pub struct CacheGroup {
+pub struct Cache {
     block_size: u32,
+    groups: Vec<Keep>,
     pool: BlockPool,
     /// `None` = prefix caching is off.
     index: Option<PrefixIndex>,
     hasher: PrefixHasher,
 }
 
-impl CacheGroup {
-    pub fn new(
-        block_size: u32,
-        num_blocks: u32,
-        enable_prefix_caching: bool,
-        hash_seed: u64,
-    ) -> Self {
+impl Cache {
+    pub fn new(config: &CoreConfig) -> Self {
+        let num_blocks = config.num_blocks;
+        let index = config.enable_prefix_caching;
         Self {
-            block_size,
+            block_size: config.block_size,
+            groups: config.groups.clone(),
             pool: BlockPool::new(num_blocks),
-            index: enable_prefix_caching.then(|| PrefixIndex::new(num_blocks)),
-            hasher: PrefixHasher::new(hash_seed),
+            index: index.then(|| PrefixIndex::new(num_blocks)),
+            hasher: PrefixHasher::new(config.hash_seed),
         }
+    }
+
+    pub fn groups(&self) -> &[Keep] {
+        &self.groups
     }
 
     /// Blocks that hold nothing or only cached content that nobody uses.
@@ -61,16 +69,69 @@ impl CacheGroup {
         }
     }
 
-    /// Blocks of the longest cached prefix; not referenced yet, so they may be free.
-    pub fn find_prefix(&self, hashes: &[BlockHash]) -> Vec<BlockId> {
-        let index = self.index.as_ref();
-        index.map_or_else(Vec::new, |index| index.lookup(hashes))
+    /// The longest prefix that all groups have, one table a group: what the next token reads of it. The blocks are not
+    /// referenced yet, so they may be free.
+    pub fn find_prefix(&self, hashes: &[BlockHash]) -> Vec<BlockTable> {
+        let mut len = if self.index.is_some() {
+            hashes.len()
+        } else {
+            0
+        };
+        // Each group cuts the prefix to one that it has; done when none cuts any more.
+        loop {
+            let before = len;
+            for group in 0..self.groups.len() {
+                len = self.longest(group, &hashes[..len]);
+            }
+            if len == before || self.groups.len() == 1 {
+                break;
+            }
+        }
+        let table = |group: usize| self.table(group, &hashes[..len]);
+        (0..self.groups.len()).map(table).collect()
+    }
+
+    /// The first block that is read after a prefix of `len` blocks.
+    fn first_read(&self, group: usize, len: usize) -> usize {
+        let position = self.groups[group].first_read(len as u32 * self.block_size);
+        (position / self.block_size) as usize
+    }
+
+    /// How many of the blocks are a prefix of which this group has all that is read.
+    fn longest(&self, group: usize, hashes: &[BlockHash]) -> usize {
+        if self.groups[group] == Keep::All {
+            let known = |hash: &&BlockHash| self.find(**hash, group).is_some();
+            return hashes.iter().take_while(known).count();
+        }
+        let mut len = hashes.len();
+        let mut at = len;
+        while at > self.first_read(group, len) {
+            at -= 1;
+            if self.find(hashes[at], group).is_none() {
+                len = at;
+            }
+        }
+        len
+    }
+
+    fn find(&self, hash: BlockHash, group: usize) -> Option<BlockId> {
+        self.index.as_ref()?.find(hash.of_group(group))
+    }
+
+    /// A group's blocks of a prefix that it has.
+    fn table(&self, group: usize, hashes: &[BlockHash]) -> BlockTable {
+        let first = self.first_read(group, hashes.len());
+        let mut blocks = vec![BlockId(0); first];
+        let read = hashes[first..].iter();
+        blocks.extend(read.map_while(|hash| self.find(*hash, group)));
+        BlockTable { blocks, first }
     }
 
     /// How many of these blocks nobody uses.
-    pub fn num_unused(&self, blocks: &[BlockId]) -> u32 {
-        let unused = |block: &&BlockId| self.pool.ref_count(**block) == 0;
-        blocks.iter().filter(unused).count() as u32
+    pub fn num_unused(&self, tables: &[BlockTable]) -> u32 {
+        let blocks = tables.iter().flat_map(BlockTable::held);
+        let unused = blocks.filter(|block| self.pool.ref_count(**block) == 0);
+        unused.count() as u32
     }
 
     /// How many sequences hold a block.
@@ -78,8 +139,8 @@ impl CacheGroup {
         self.pool.ref_count(block)
     }
 
-    pub fn share(&mut self, blocks: &[BlockId]) {
-        for block in blocks {
+    pub fn share(&mut self, tables: &[BlockTable]) {
+        for block in tables.iter().flat_map(BlockTable::held) {
             self.pool.share(*block);
         }
     }
@@ -95,8 +156,8 @@ impl CacheGroup {
 
     /// Gives a sequence's references back. Its later blocks are evicted before its earlier ones, since a cached
     /// block is of use only together with all before it.
-    pub fn release(&mut self, blocks: Vec<BlockId>) {
-        for block in blocks.into_iter().rev() {
+    pub fn release(&mut self, blocks: &[BlockId]) {
+        for block in blocks.iter().rev().copied() {
             let cached = self
                 .index
                 .as_ref()
@@ -106,10 +167,22 @@ impl CacheGroup {
         }
     }
 
-    /// A block's content has been computed and will not change.
-    pub fn publish(&mut self, hash: BlockHash, block: BlockId) {
-        if let Some(index) = &mut self.index {
-            index.publish(hash, block);
+    /// The content of a sequence's blocks `from .. to` has been computed and will not change; `hashes` are of all its
+    /// blocks.
+    pub fn publish(
+        &mut self,
+        hashes: &[BlockHash],
+        tables: &[BlockTable],
+        (from, to): (usize, usize),
+    ) {
+        let Some(index) = &mut self.index else {
+            return;
+        };
+        for (group, table) in tables.iter().enumerate() {
+            let named = hashes.iter().zip(&table.blocks).take(to);
+            for (hash, block) in named.skip(from.max(table.first)) {
+                index.publish(hash.of_group(group), *block);
+            }
         }
     }
 

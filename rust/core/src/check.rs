@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use crate::groups::Keep;
+use crate::holding::Holding;
 use crate::ids::SlotId;
 use crate::sequence::{SeqIdx, Sequence, State};
 use crate::state::EngineState;
@@ -16,7 +18,7 @@ impl EngineState {
         self.check_flights()?;
         self.queue.check(self.table.num_requests() as u64)?;
         for (_, sequence) in self.table.sequences() {
-            sequence.check(self.config.block_size)?;
+            sequence.check()?;
         }
         self.check_requests()
     }
@@ -24,17 +26,36 @@ impl EngineState {
     fn check_blocks(&self) -> Result<(), String> {
         let mut references = vec![0; self.config.num_blocks as usize];
         for (_, sequence) in self.table.sequences() {
-            for block in sequence
-                .holding()
-                .map_or(&[][..], |holding| &holding.blocks)
-            {
-                references[block.0 as usize] += 1;
+            if let Some(holding) = sequence.holding() {
+                for block in holding.held() {
+                    references[block.0 as usize] += 1;
+                }
+                self.check_groups(holding)?;
             }
         }
         if references[0] != 0 {
             return Err("a sequence holds the null block".into());
         }
         self.cache.check(&references)
+    }
+
+    /// Every group's table reaches as far as the holding says, and tables of windows start where they should at latest.
+    fn check_groups(&self, holding: &Holding) -> Result<(), String> {
+        let slot = holding.slot.0;
+        if holding.tables.len() != self.config.groups.len() {
+            return Err(format!("slot {slot} has {} tables", holding.tables.len()));
+        }
+        for (table, keep) in holding.tables.iter().zip(&self.config.groups) {
+            let end = table.blocks.len() as u32 * self.config.block_size;
+            let is_whole = *keep != Keep::All || table.first == 0;
+            if end < holding.capacity || table.first > table.blocks.len() || !is_whole {
+                return Err(format!(
+                    "slot {slot}: a table of {keep:?} from block {} on ends at {end}",
+                    table.first
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn check_slots(&self) -> Result<(), String> {
@@ -171,8 +192,8 @@ impl EngineState {
             let state = match &s.state {
                 State::Parked => "parked".to_owned(),
                 State::Waiting => "waiting".to_owned(),
-                State::Running(h) => format!("running in slot {} with {:?}", h.slot.0, h.blocks),
-                State::Ending(h) => format!("ending in slot {} with {:?}", h.slot.0, h.blocks),
+                State::Running(h) => format!("running in slot {} with {:?}", h.slot.0, h.tables),
+                State::Ending(h) => format!("ending in slot {} with {:?}", h.slot.0, h.tables),
             };
             let _ = writeln!(
                 text,

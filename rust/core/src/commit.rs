@@ -206,6 +206,7 @@ impl EngineState {
         sequence.num_committed = row.start + row.len - row.num_drafted;
         let Some((index, draft)) = sampled else {
             self.publish(row.seq);
+            self.cut(row.seq);
             return Ok(Fate::Continues);
         };
         let mut output = empty_output(sequence.request_id, sequence.key.index);
@@ -217,6 +218,9 @@ impl EngineState {
         let needs_publish = (sequence.num_published + 1) * self.config.block_size;
         if sequence.num_committed >= needs_publish {
             self.publish(row.seq);
+        }
+        if row.len > 1 {
+            self.cut(row.seq);
         }
         self.stats.num_output_tokens += output.token_ids.len() as u64;
         if is_silent {
@@ -277,10 +281,8 @@ impl EngineState {
         let token = |position| sequence.token(position);
         self.cache.extend_hashes(keys, &mut hashes, planned, token);
         if let State::Running(holding) = &sequence.state {
-            for block in first..num_full {
-                let block = block as usize;
-                self.cache.publish(hashes[block], holding.blocks[block]);
-            }
+            let range = (first as usize, num_full as usize);
+            self.cache.publish(&hashes, &holding.tables, range);
         }
         self.table.seq_mut(seq).hashes = hashes;
     }

@@ -3,6 +3,7 @@
 
 use thiserror::Error;
 
+use crate::groups::{Keep, MAX_GROUPS, blocks_for};
 use crate::queue_load::{MAX_QUEUED_BYTES, QueueBounds};
 use crate::speculation::SpeculationConfig;
 
@@ -39,6 +40,8 @@ pub struct CoreConfig {
     pub block_size: u32,
     /// The null block is among them.
     pub num_blocks: u32,
+    /// The model's cache groups.
+    pub groups: Vec<Keep>,
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
@@ -64,9 +67,17 @@ impl CoreConfig {
     /// Every range that the rest of the crate relies on.
     pub fn validate(&self) -> Result<(), ConfigError> {
         const LIMIT: u64 = 1 << 30;
+        let num_groups = self.groups.len() as u64;
         let ranges = [
+            ("groups", num_groups, 1, MAX_GROUPS as u64),
             ("block_size", u64::from(self.block_size), 1, 1 << 16),
-            ("num_blocks", u64::from(self.num_blocks), 2, LIMIT),
+            // The null block, and one for the first tokens in every group.
+            (
+                "num_blocks",
+                u64::from(self.num_blocks),
+                1 + num_groups,
+                LIMIT,
+            ),
             ("max_num_seqs", u64::from(self.max_num_seqs), 1, 1 << 16),
             (
                 "max_num_batched_tokens",
@@ -113,10 +124,23 @@ impl CoreConfig {
         self.max_num_seqs.min(self.max_num_batched_tokens)
     }
 
-    /// Positions that all usable blocks hold together.
+    /// Positions that one sequence can have when all usable blocks are its own.
     pub fn num_positions(&self) -> u32 {
-        let positions = u64::from(self.num_blocks - 1) * u64::from(self.block_size);
-        u32::try_from(positions).unwrap_or(u32::MAX)
+        let usable = u64::from(self.num_blocks - 1);
+        let fits = |num_blocks: u32| {
+            blocks_for(&self.groups, num_blocks, self.block_size, self.depth) <= usable
+        };
+        // Groups of windows only may hold any length.
+        let (mut fit, mut over) = (0, self.num_blocks.max(self.max_blocks_per_sequence() + 1));
+        while over - fit > 1 {
+            let middle = fit.midpoint(over);
+            if fits(middle) {
+                fit = middle;
+            } else {
+                over = middle;
+            }
+        }
+        fit.saturating_mul(self.block_size)
     }
 
     /// Most tokens (prompt and output) of one sequence. The last token needs no position: nothing attends to it.
@@ -125,7 +149,14 @@ impl CoreConfig {
             .min(self.num_positions().saturating_add(1))
     }
 
-    /// Blocks of the longest sequence.
+    /// Table entries that the chunks of one step may change: groups that keep all have theirs from the start.
+    pub fn max_chunk_updates(&self) -> u32 {
+        let growing = self.groups.iter().filter(|keep| **keep != Keep::All);
+        let blocks = self.max_num_batched_tokens / self.block_size + self.max_num_seqs;
+        blocks.saturating_mul(growing.count() as u32)
+    }
+
+    /// Blocks of the longest sequence in a group that keeps all.
     pub fn max_blocks_per_sequence(&self) -> u32 {
         self.max_model_len.div_ceil(self.block_size)
     }

@@ -17,6 +17,14 @@ use crate::request::Request;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockHash(pub u128);
 
+impl BlockHash {
+    /// Names the same tokens' content in the layers of a cache group.
+    #[must_use]
+    pub fn of_group(self, group: usize) -> Self {
+        Self(self.0 ^ group as u128)
+    }
+}
+
 /// What the hashes of a prompt's blocks cover beside its tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptKeys<'a> {
@@ -90,12 +98,9 @@ impl PrefixIndex {
         }
     }
 
-    /// Blocks of the longest known prefix.
-    pub fn lookup(&self, hashes: &[BlockHash]) -> Vec<BlockId> {
-        hashes
-            .iter()
-            .map_while(|hash| self.block_of.get(hash).copied())
-            .collect()
+    /// The block that has this content.
+    pub fn find(&self, hash: BlockHash) -> Option<BlockId> {
+        self.block_of.get(&hash).copied()
     }
 
     /// Makes a computed block findable, unless an equal one already is.
@@ -169,19 +174,23 @@ mod tests {
     }
 
     #[test]
-    fn lookup_stops_at_the_first_unknown_block() {
+    fn only_published_content_is_found() {
         let hasher = PrefixHasher::new(1);
         let content = chain(&hasher, b"", &[[1, 2], [3, 4], [5, 6]]);
         let mut index = PrefixIndex::new(8);
         index.publish(content[0], BlockId(5));
         index.publish(content[2], BlockId(6));
-        assert_eq!(index.lookup(&content), [BlockId(5)]);
+        let found = |index: &PrefixIndex| [0, 1, 2].map(|at| index.find(content[at]).map(|b| b.0));
+        assert_eq!(found(&index), [Some(5), None, Some(6)]);
         index.publish(content[1], BlockId(2));
-        assert_eq!(index.lookup(&content), [BlockId(5), BlockId(2), BlockId(6)]);
+        assert_eq!(found(&index), [Some(5), Some(2), Some(6)]);
         index.publish(content[1], BlockId(3));
         assert!(!index.is_published(BlockId(3)));
         index.forget(BlockId(5));
-        assert_eq!(index.lookup(&content), []);
+        assert_eq!(found(&index), [None, Some(2), Some(6)]);
+        assert_eq!(index.find(content[1].of_group(1)), None);
+        index.publish(content[1].of_group(1), BlockId(4));
+        assert_eq!(index.find(content[1].of_group(1)), Some(BlockId(4)));
         index.check().unwrap();
     }
 }

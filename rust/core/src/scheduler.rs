@@ -9,6 +9,8 @@
 use std::time::Instant;
 
 use crate::arena::{ArenaWriter, LAST_TOKEN};
+use crate::groups::Keep;
+use crate::holding::Holding;
 use crate::ids::TokenId;
 use crate::media::uncut_len;
 use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
@@ -122,7 +124,6 @@ impl<'a> Planner<'a> {
     /// One token for everybody of the first `end` running sequences who needs just one; returns the others. When
     /// blocks are short, nobody is admitted.
     fn schedule_decodes(&mut self, end: usize) -> Vec<SeqIdx> {
-        let block_size = self.state.config.block_size as usize;
         let mut prefills = Vec::new();
         let mut tail = Tail {
             end,
@@ -134,21 +135,21 @@ impl<'a> Planner<'a> {
             let seq = self.state.running[at];
             at += 1;
             let sequence = self.state.table.seq_mut(seq);
-            match sequence.num_remaining() {
-                0 => continue,
-                1 => {}
-                _ => {
-                    prefills.push(seq);
-                    continue;
-                }
-            }
-            let position = sequence.num_computed as usize;
-            if position == sequence.running_mut().blocks.len() * block_size
-                && matches!(self.grow(at - 1, &mut tail), Growth::Skipped)
-            {
+            let num_remaining = sequence.num_remaining();
+            if num_remaining == 0 {
                 continue;
             }
-            self.push_row(seq, 1);
+            // A prompt's window moves on when its rows in flight are done: no need to push anybody out for it now.
+            let is_full = sequence.num_computed == sequence.running_mut().capacity;
+            let must_grow = is_full && (num_remaining == 1 || sequence.in_flight == 0);
+            if must_grow && matches!(self.grow(at - 1, &mut tail), Growth::Skipped) {
+                continue;
+            }
+            if num_remaining == 1 {
+                self.push_row(seq, 1);
+            } else {
+                prefills.push(seq);
+            }
         }
         self.is_open = !tail.is_short;
         prefills
@@ -164,23 +165,24 @@ impl<'a> Planner<'a> {
         !(self.sampled.is_empty() && self.partial.is_empty())
     }
 
-    /// One more block for the running sequence at `at`.
+    /// One more block in every group that needs it, for the running sequence at `at`.
     fn grow(&mut self, at: usize, tail: &mut Tail) -> Growth {
-        let state = &mut *self.state;
-        let seq = state.running[at];
+        let seq = self.state.running[at];
+        let end = self.state.table.seq(seq).num_computed + 1;
+        self.state.cut(seq);
         loop {
-            if let Some(block) = state.cache.take() {
-                let holding = state.table.seq_mut(seq).running_mut();
-                self.writer
-                    .block_update(holding.slot, holding.blocks.len() as u32, block);
-                holding.blocks.push(block);
+            let num_lacking = self.num_lacking(seq, end);
+            if self.state.cache.num_free() >= num_lacking {
+                self.extend(seq, end);
                 return Growth::Grown;
             }
             tail.is_short = true;
+            let num_lacking = num_lacking as usize;
             if tail.promised > 0 {
-                tail.promised -= 1;
+                tail.promised = tail.promised.saturating_sub(num_lacking);
                 return Growth::Skipped;
             }
+            let state = &mut *self.state;
             let victim = state.running[tail.end - 1];
             tail.end -= 1;
             let sequence = state.table.seq(victim);
@@ -188,8 +190,8 @@ impl<'a> Planner<'a> {
                 state.preempt(victim);
                 state.running.remove(tail.end);
             } else {
-                let promised = sequence.holding().map_or(0, |h| h.blocks.len());
-                tail.promised += promised.saturating_sub(1);
+                let promised = sequence.holding().map_or(0, Holding::num_held);
+                tail.promised += promised.saturating_sub(num_lacking);
             }
             if victim == seq || state.table.seq(victim).is_running() {
                 return Growth::Skipped;
@@ -205,14 +207,21 @@ impl<'a> Planner<'a> {
             _ if self.decodes.is_empty() => u32::MAX,
             threshold => threshold,
         };
-        let sequence = self.state.table.seq(seq);
-        let len = sequence.num_remaining();
+        let len = self.state.table.seq(seq).num_remaining();
         let len = len.min(self.budget).min(threshold).min(most);
-        let media = &self.state.table.request(sequence.request).media;
-        let len = uncut_len(media, sequence.num_computed, len, self.room);
+        let wanted = self.uncut(seq, len, self.room);
+        let fit = self.make_way(seq, wanted);
+        let len = self.uncut(seq, fit, fit);
         if len > 0 {
             self.push_row(seq, len);
         }
+    }
+
+    /// How many of the next `len` positions a row may cover that cuts no image, up to `most`; see `uncut_len`.
+    fn uncut(&self, seq: SeqIdx, len: u32, most: u32) -> u32 {
+        let sequence = self.state.table.seq(seq);
+        let media = &self.state.table.request(sequence.request).media;
+        uncut_len(media, sequence.num_computed, len, most)
     }
 
     /// Adds a row of the next `len` positions.
@@ -337,15 +346,18 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The blocks that decode rows begin with together.
+/// The blocks of the first cache group that decode rows begin with together.
 fn shared_by(state: &EngineState, rows: &[Row]) -> SharedBlocks {
+    if state.config.groups[0] != Keep::All {
+        return SharedBlocks::default();
+    }
     let table = &state.table;
     let readers = rows.iter().map(|row| Reader {
         slot: row.slot,
         blocks: table
             .seq(row.seq)
             .holding()
-            .map_or(&[][..], |holding| &holding.blocks),
+            .map_or(&[][..], |holding| &holding.tables[0].blocks),
         position: row.start,
     });
     shared_blocks(readers, state.config.block_size)

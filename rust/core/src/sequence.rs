@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use crate::grammar::guide::Guide;
-use crate::ids::{BlockId, ClientId, RequestId, SlotId, TokenId};
+use crate::holding::Holding;
+use crate::ids::{ClientId, RequestId, TokenId};
 use crate::prefix::BlockHash;
 use crate::protocol::TokenLogprobs;
 use crate::queue::QueueKey;
@@ -17,13 +18,6 @@ use crate::speculation::Drafting;
 /// Place of a sequence in the engine's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqIdx(pub u32);
-
-/// What a sequence has on the device.
-#[derive(Debug)]
-pub struct Holding {
-    pub slot: SlotId,
-    pub blocks: Vec<BlockId>,
-}
 
 /// Where a sequence is in its life. Only states that may have rows in flight hold anything; a finished sequence is
 /// not in the table.
@@ -191,7 +185,7 @@ impl Sequence {
     }
 
     /// The rules at the top of this file.
-    pub fn check(&self, block_size: u32) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         let end = self.num_known() + self.num_pending;
         if self.num_committed > self.num_computed || self.num_computed > end {
             return Err(format!(
@@ -203,9 +197,10 @@ impl Sequence {
             return Err(format!("{:?}: more outputs than allowed", self.key));
         }
         match self.holding() {
-            Some(holding) if self.num_computed > holding.blocks.len() as u32 * block_size => Err(
-                format!("{:?}: computed positions without a block", self.key),
-            ),
+            Some(holding) if self.num_computed > holding.capacity => Err(format!(
+                "{:?}: computed positions without a block",
+                self.key
+            )),
             None if self.num_computed > 0 || self.in_flight > 0 => {
                 Err(format!("{:?}: computed without blocks", self.key))
             }

@@ -4,17 +4,19 @@
 use std::collections::VecDeque;
 
 use crate::arena::{ArenaLayout, OutputLayout};
-use crate::cache::CacheGroup;
+use crate::cache::Cache;
 use crate::config::{ConfigError, CoreConfig};
 use crate::grammar::compiler::Grammars;
+use crate::groups::Keep;
 use crate::guided::Masks;
+use crate::holding::Holding;
 use crate::ids::SlotId;
 use crate::outputs::Outputs;
 use crate::plan::InFlight;
 use crate::protocol::EngineStats;
 use crate::queue::{Queue, QueueKey};
 use crate::request::{RequestIdx, Table};
-use crate::sequence::{Holding, SeqIdx, State};
+use crate::sequence::{SeqIdx, State};
 use crate::step_cost::StepCost;
 
 /// Which sequence sits in which slot.
@@ -69,7 +71,7 @@ pub struct EngineState {
     pub config: CoreConfig,
     pub arena_layout: ArenaLayout,
     pub output_layout: OutputLayout,
-    pub cache: CacheGroup,
+    pub cache: Cache,
     pub slots: Slots,
     pub table: Table,
     /// Sequences in state `Running`, in the order of their keys.
@@ -96,12 +98,7 @@ impl EngineState {
         Ok(Self {
             arena_layout: ArenaLayout::new(&config)?,
             output_layout: OutputLayout::new(&config)?,
-            cache: CacheGroup::new(
-                config.block_size,
-                config.num_blocks,
-                config.enable_prefix_caching,
-                config.hash_seed,
-            ),
+            cache: Cache::new(&config),
             slots: Slots::new(config.max_running()),
             table: Table::default(),
             running: Vec::new(),
@@ -161,8 +158,25 @@ impl EngineState {
         self.stats.num_preemptions += 1;
     }
 
+    /// Gives back the blocks of a running sequence that no later row of its reads.
+    pub fn cut(&mut self, seq: SeqIdx) {
+        let groups = self.cache.groups();
+        if groups == [Keep::All] {
+            return;
+        }
+        let block_size = self.config.block_size;
+        let sequence = self.table.seq_mut(seq);
+        let num_committed = sequence.num_committed;
+        let given = sequence
+            .running_mut()
+            .cut(groups, num_committed, block_size);
+        self.cache.release(&given);
+    }
+
     fn release(&mut self, holding: Holding) {
-        self.cache.release(holding.blocks);
+        for table in &holding.tables {
+            self.cache.release(table.held());
+        }
         self.slots.release(holding.slot);
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use crate::holding::Holding;
 use crate::ids::BlockId;
 use crate::queue::QueueKey;
 use crate::scheduler::Planner;
@@ -82,10 +83,10 @@ impl Planner<'_> {
             end -= 1;
             room.num_slots += 1;
             let holding = self.state.table.seq(self.state.running[end]).holding();
-            for block in holding.map_or(&[][..], |holding| &holding.blocks) {
-                let given = room.given.entry(*block).or_insert(0);
+            for block in holding.into_iter().flat_map(Holding::held) {
+                let given = room.given.entry(block).or_insert(0);
                 *given += 1;
-                room.num_blocks += u32::from(*given == self.state.cache.num_references(*block));
+                room.num_blocks += u32::from(*given == self.state.cache.num_references(block));
             }
         }
         if room.num_slots == 0 || room.num_blocks < needed {

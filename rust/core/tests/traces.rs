@@ -5,6 +5,7 @@ mod simulator;
 use std::time::Duration;
 
 use octavo_core::config::{CoreConfig, Policy};
+use octavo_core::groups::Keep;
 use octavo_core::ids::TenantId;
 use octavo_core::protocol::{AddRequest, FinishReason, RefusalKind, SequenceOutput};
 use octavo_core::speculation::SpeculationConfig;
@@ -20,12 +21,23 @@ enum Event {
     Steps(u8),
 }
 
+/// One group of full attention, as most models; or several groups of any kind.
+fn groups() -> impl Strategy<Value = Vec<Keep>> {
+    let keep = prop_oneof![
+        1 => Just(Keep::All),
+        2 => (1_u32..20).prop_map(Keep::Window),
+        1 => (1_u32..20).prop_map(Keep::Chunk),
+    ];
+    prop_oneof![Just(vec![Keep::All]), prop::collection::vec(keep, 1..4)]
+}
+
 fn configs() -> impl Strategy<Value = CoreConfig> {
     (
         (1_u32..6, 3_u32..40, 1_u32..7, 1_u32..40, 8_u32..48),
         (any::<bool>(), any::<bool>(), 0_u32..6, 1_u32..5),
         prop_oneof![Just(Some(0.0)), Just(None), (0.0..50.0).prop_map(Some)],
         prop::option::of(speculation()),
+        groups(),
     )
         .prop_map(
             |(
@@ -33,9 +45,11 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
                 (caching, by_priority, threshold, depth),
                 max_itl_ms,
                 speculation,
+                groups,
             )| CoreConfig {
                 block_size,
-                num_blocks,
+                num_blocks: num_blocks.max(1 + groups.len() as u32),
+                groups,
                 max_num_seqs: seqs,
                 max_num_batched_tokens: budget,
                 max_model_len: len,

@@ -9,6 +9,7 @@ use octavo_core::commit::StepError;
 use octavo_core::config::{self, ConfigError, Policy};
 use octavo_core::core::{Call, PromptLogprobs};
 use octavo_core::frames::{decode_inbound, encode_outbound};
+use octavo_core::groups::Keep;
 use octavo_core::ids::{ClientId, SlotId};
 use octavo_core::mailbox::{Inbox, Outbox};
 use octavo_core::protocol::EngineStats;
@@ -66,7 +67,7 @@ impl CoreConfig {
         *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size,
         max_queued_requests = 1_073_741_824, max_queued_tokens = 1_125_899_906_842_624, policy = "fcfs",
         enable_prefix_caching = false, long_prefill_token_threshold = 0, max_itl_ms = Some(0.0), depth = 1,
-        max_logprobs = 0, hash_seed = 1, speculation = None,
+        max_logprobs = 0, hash_seed = 1, speculation = None, groups = None,
     ))]
     fn new(
         block_size: u32,
@@ -85,10 +86,16 @@ impl CoreConfig {
         max_logprobs: u32,
         hash_seed: u64,
         speculation: Option<SpeculationFields>,
+        groups: Option<Vec<(String, u32)>>,
     ) -> PyResult<Self> {
+        let groups = groups.unwrap_or_else(|| vec![("all".to_owned(), 0)]);
+        let groups = groups
+            .iter()
+            .map(|(name, size)| Keep::from_name(name, *size));
         let inner = config::CoreConfig {
             block_size,
             num_blocks,
+            groups: groups.collect::<Result<_, _>>().map_err(config_error)?,
             max_num_seqs,
             max_num_batched_tokens,
             max_model_len,
@@ -106,6 +113,12 @@ impl CoreConfig {
         };
         inner.validate().map_err(config_error)?;
         Ok(Self { inner })
+    }
+
+    /// Positions that one sequence can have when the cache is its own.
+    #[getter]
+    fn num_positions(&self) -> u32 {
+        self.inner.num_positions()
     }
 }
 

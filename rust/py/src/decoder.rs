@@ -62,7 +62,11 @@ impl TryFrom<DescriptionFields> for Description {
             norm_eps: fields.norm_eps,
             activation: fields.activation.parse::<Activation>()?,
             layers: kinds
-                .map(|(window, rope)| LayerKind { window, rope })
+                .map(|(window, rope)| LayerKind {
+                    window,
+                    rope,
+                    group: 0,
+                })
                 .collect(),
             ropes: ropes
                 .map(|(frequencies, factor)| Rope {
@@ -198,7 +202,7 @@ impl EmbeddedDecoder {
     }
 
     #[pyo3(signature = (description, *, num_slots, num_blocks, block_size, max_length, max_tokens, cache_dtype,
-        num_threads))]
+        num_threads, layer_groups=None))]
     fn build(
         &mut self,
         py: Python<'_>,
@@ -210,6 +214,7 @@ impl EmbeddedDecoder {
         max_tokens: usize,
         cache_dtype: &str,
         num_threads: usize,
+        layer_groups: Option<Vec<usize>>,
     ) -> PyResult<()> {
         let weights = self.weights.take();
         let weights = weights.ok_or_else(|| PyRuntimeError::new_err("built already"))?;
@@ -224,7 +229,14 @@ impl EmbeddedDecoder {
                 .map_err(|e| to_py(DecoderError::Kernel(e)))?,
             num_threads,
         };
-        let description = description.try_into().map_err(to_py)?;
+        let mut description: Description = description.try_into().map_err(to_py)?;
+        for (layer, group) in description
+            .layers
+            .iter_mut()
+            .zip(layer_groups.into_iter().flatten())
+        {
+            layer.group = group;
+        }
         let decoder = py.detach(|| Decoder::new(description, weights, serving));
         self.decoder = Some(decoder.map_err(to_py)?);
         Ok(())

@@ -28,6 +28,7 @@ layout!(ArenaLayout {
     max_block_updates,
     max_block_copies,
     max_new_rows,
+    num_groups,
     header,
     row_slot,
     query_start,

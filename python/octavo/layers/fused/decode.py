@@ -147,11 +147,11 @@ class FusedDecode:
     def launches(self, token_id_t: Tensor, ctx: ForwardContext) -> list[Launch]:
         """The step's kernels in order."""
         count, buffers = ctx.num_rows, self._buffers
-        rows = decode_rows(ctx)
         found = [embed(token_id_t, self._embed_vm, self._input_gains[0], buffers.stream)]
         next_gains = [*self._input_gains[1:], self._final_gain_m]
         partials = 1
         for block, next_gain_m in zip(self._blocks, next_gains, strict=True):
+            rows = decode_rows(ctx, block.cache)
             found += self._block(block, next_gain_m, ctx.kv_cache[block.cache], rows, partials)
             partials = block.mlp.num_partials(count)
         eps = self._blocks[-1].norm_eps

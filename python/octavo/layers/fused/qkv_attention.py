@@ -82,7 +82,7 @@ class QkvAttention:
             qkv_to,
             cos_sin_td,
             cache,
-            ctx.slot_mapping_t,
+            ctx.places(spec.layer).slot_mapping_t,
             layer.q_gain_d,
             layer.k_gain_d,
             num_heads=spec.num_heads,
@@ -93,17 +93,18 @@ class QkvAttention:
 
     def _decode(self, qkv_to: Tensor, cache: Tensor, ctx: ForwardContext) -> Tensor:
         count, heads = ctx.num_rows, self._layer.heads
-        rows = decode_rows(ctx)
+        rows = decode_rows(ctx, self._attention.spec.layer)
         out_to = torch.empty(count, heads.num_heads * heads.head_dim, dtype=qkv_to.dtype, device=qkv_to.device)
         for launch in attend(self._layer, qkv_to, cache, rows, _scratch(rows, heads, ctx), out_to):
             launch.run(pdl=self._pdl)
         return out_to
 
 
-def decode_rows(ctx: ForwardContext) -> DecodeRows:
-    """The rows of a step that all decode."""
-    count = ctx.num_rows
-    return DecodeRows(ctx.block_table_sb, ctx.row_slot_r[:count], ctx.kv_len_r[:count], ctx.max_kv_len, ctx.shared_2)
+def decode_rows(ctx: ForwardContext, layer: int) -> DecodeRows:
+    """The rows of a step that all decode, as a layer finds their blocks. What they share is of the first cache group."""
+    count, table_sb = ctx.num_rows, ctx.places(layer).block_table_sb
+    shared_2 = None if ctx.group(layer) else ctx.shared_2
+    return DecodeRows(table_sb, ctx.row_slot_r[:count], ctx.kv_len_r[:count], ctx.max_kv_len, shared_2)
 
 
 def _scratch(rows: DecodeRows, heads: HeadShape, ctx: ForwardContext) -> AttentionScratch:

@@ -110,19 +110,10 @@ impl Planner<'_> {
     /// Blocks for `length` more tokens of a row, or for as many as there are: a draft takes nothing from anybody, and
     /// leaves a block for every sequence that runs.
     fn make_place(&mut self, row: &Row, length: u32) -> u32 {
-        let block_size = self.state.config.block_size;
-        let reserve = self.state.running.len() as u32;
-        let state = &mut *self.state;
-        let holding = state.table.seq_mut(row.seq).running_mut();
-        let places = |num_blocks: usize| num_blocks as u32 * block_size - (row.start + row.len);
-        while places(holding.blocks.len()) < length && state.cache.num_free() > reserve {
-            let Some(block) = state.cache.take() else {
-                break;
-            };
-            self.writer
-                .block_update(holding.slot, holding.blocks.len() as u32, block);
-            holding.blocks.push(block);
-        }
-        length.min(places(holding.blocks.len()))
+        let reserve = (self.state.running.len() * self.state.config.groups.len()) as u32;
+        let most = self.state.cache.num_free().saturating_sub(reserve);
+        let start = row.start + row.len;
+        let fit = self.reach(row.seq, start + length, most);
+        fit - start
     }
 }

@@ -1,4 +1,5 @@
-//! The fake device: block tables, last tokens and KV blocks as a real one keeps them, with every read checked.
+//! The fake device: block tables, last tokens and KV blocks as a real one keeps them, with every read checked against
+//! what the slot's own tokens make, in every cache group.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use super::oracle::{next_state, sample};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell {
+    group: usize,
     token: u32,
     position: u32,
     state: u64,
@@ -18,10 +20,48 @@ struct Cell {
 
 #[derive(Clone, Default)]
 struct Slot {
-    table: Vec<u32>,
+    /// One a group.
+    tables: Vec<Vec<u32>>,
+    /// What the sequence's tokens make of each position; as far as they are known.
+    truth: Vec<Cell>,
     last_token: Option<u32>,
     params: Option<Arc<[u8]>>,
     index: u32,
+}
+
+impl Slot {
+    /// A row's drafted tokens are taken for true until they are sampled.
+    fn guess(&mut self, row: &Row) {
+        let num_known = row.tokens.len() - row.num_drafted as usize;
+        if row.num_drafted > 0 {
+            assert_eq!(self.truth.len(), row.start as usize + num_known);
+        }
+        for token in &row.tokens[num_known..] {
+            self.append(*token);
+        }
+    }
+
+    /// What was sampled behind a row's known tokens.
+    fn take(&mut self, row: &Row, tokens: &[u32]) {
+        let len = (row.kv_len - row.num_drafted) as usize;
+        assert!(len <= self.truth.len());
+        self.truth.truncate(len);
+        for token in tokens {
+            self.append(*token);
+        }
+        self.last_token = tokens.last().copied();
+    }
+
+    fn append(&mut self, token: u32) {
+        let position = self.truth.len() as u32;
+        let before = self.truth.last().map_or(0, |cell| cell.state);
+        self.truth.push(Cell {
+            group: 0,
+            token,
+            position,
+            state: next_state(before, token, position),
+        });
+    }
 }
 
 struct Row {
@@ -48,7 +88,10 @@ impl Device {
             output_layout: OutputLayout::new(config).unwrap(),
             slots: vec![
                 Slot {
-                    table: vec![0; config.max_blocks_per_sequence() as usize],
+                    tables: vec![
+                        vec![0; config.max_blocks_per_sequence() as usize];
+                        config.groups.len()
+                    ],
                     ..Slot::default()
                 };
                 config.max_num_seqs as usize
@@ -67,15 +110,16 @@ impl Device {
         let rows = self.rows(plan, arena);
         self.check_writes(&rows);
         for row in &rows {
-            self.check_kv(row.slot, row.start);
+            self.check_kv(row, row.start);
         }
         for row in &rows {
+            self.slots[row.slot].guess(row);
             for (position, token) in (row.start..).zip(&row.tokens) {
                 self.write(row.slot, position, *token);
             }
         }
         for row in &rows {
-            self.check_kv(row.slot, row.kv_len);
+            self.check_kv(row, row.kv_len);
         }
         self.sample(plan, &rows)
     }
@@ -118,19 +162,27 @@ impl Device {
             assert_eq!(arena[place], row.slot.0 as i32);
             assert_eq!(arena[place + 1], row.num_prompt_tokens as i32);
             let slot = &mut self.slots[row.slot.0 as usize];
-            slot.table.fill(0);
+            for table in &mut slot.tables {
+                table.fill(0);
+            }
+            slot.truth.clear();
+            for token in &row.token_ids {
+                slot.append(*token);
+            }
             slot.last_token = None;
             slot.params = Some(Arc::clone(&row.params));
             slot.index = row.index;
         }
         for at in 0..plan.totals.num_block_updates as usize {
             let place = self.layout.block_update as usize + 3 * at;
-            let [slot, index, block] = [arena[place], arena[place + 1], arena[place + 2]];
+            let [row, index, block] = [arena[place], arena[place + 1], arena[place + 2]];
             assert!(
                 block > 0 && (block as usize) < self.blocks.len(),
                 "block {block}"
             );
-            let entry = &mut self.slots[slot as usize].table[index as usize];
+            let num_slots = self.config.max_num_seqs as usize + 1;
+            let (group, slot) = (row as usize / num_slots, row as usize % num_slots);
+            let entry = &mut self.slots[slot].tables[group][index as usize];
             assert_eq!(*entry, 0, "a block of a table is replaced");
             *entry = block as u32;
         }
@@ -193,62 +245,65 @@ impl Device {
             .collect()
     }
 
-    fn place(&self, slot: usize, position: u32) -> (usize, usize) {
+    fn place(&self, group: usize, slot: usize, position: u32) -> (usize, usize) {
         let size = self.config.block_size;
-        let block = self.slots[slot].table[(position / size) as usize];
+        let block = self.slots[slot].tables[group][(position / size) as usize];
         assert_ne!(block, 0, "slot {slot} has no block for position {position}");
         (block as usize, (position % size) as usize)
     }
 
-    fn cell(&self, slot: usize, position: u32) -> Cell {
-        let (block, offset) = self.place(slot, position);
-        self.blocks[block][offset].unwrap_or_else(|| panic!("block {block} is empty at {offset}"))
+    /// Every block that a row reads or writes, with the positions of the row that are read in it.
+    fn places<'a>(
+        &'a self,
+        row: &'a Row,
+        len: u32,
+    ) -> impl Iterator<Item = (usize, u32, (usize, usize))> + 'a {
+        let groups = self.config.groups.iter().enumerate();
+        groups.flat_map(move |(group, keep)| {
+            (keep.first_read(row.start)..len)
+                .map(move |position| (group, position, self.place(group, row.slot, position)))
+        })
     }
 
-    /// No block that a row writes to is read by another row of the step.
+    /// No block that a row writes to is read by another row of the step, or belongs to two groups.
     fn check_writes(&self, rows: &[Row]) {
         let mut writer = HashMap::new();
         for row in rows {
-            for position in row.start..row.kv_len {
-                let (block, _) = self.place(row.slot, position);
-                let slot = *writer.entry(block).or_insert(row.slot);
-                assert_eq!(slot, row.slot, "two rows write to block {block}");
+            for (group, position, (block, _)) in self.places(row, row.kv_len) {
+                if position >= row.start {
+                    let user = *writer.entry(block).or_insert((row.slot, group));
+                    assert_eq!(user, (row.slot, group), "two write to block {block}");
+                }
             }
         }
         for row in rows {
-            for position in 0..row.kv_len {
-                let (block, _) = self.place(row.slot, position);
-                let slot = *writer.get(&block).unwrap_or(&row.slot);
-                assert_eq!(slot, row.slot, "block {block} is read and written");
+            for (group, _, (block, _)) in self.places(row, row.kv_len) {
+                let user = *writer.get(&block).unwrap_or(&(row.slot, group));
+                assert_eq!(user, (row.slot, group), "block {block} is read and written");
             }
         }
     }
 
-    /// The first `len` positions of a slot hold one unbroken sequence.
-    fn check_kv(&self, slot: usize, len: u32) {
-        let mut state = 0;
-        for position in 0..len {
-            let cell = self.cell(slot, position);
-            state = next_state(state, cell.token, position);
-            let expected = Cell {
-                position,
-                state,
-                ..cell
-            };
-            assert_eq!(cell, expected, "slot {slot} reads foreign or stale KV");
+    /// What a row reads below `len` is what its slot's sequence makes.
+    fn check_kv(&self, row: &Row, len: u32) {
+        for (group, position, (block, offset)) in self.places(row, len) {
+            let truth = self.slots[row.slot].truth[position as usize];
+            assert_eq!(
+                self.blocks[block][offset],
+                Some(Cell { group, ..truth }),
+                "slot {} reads foreign or stale KV in group {group}",
+                row.slot
+            );
         }
     }
 
     fn write(&mut self, slot: usize, position: u32, token: u32) {
-        let before = position
-            .checked_sub(1)
-            .map_or(0, |previous| self.cell(slot, previous).state);
-        let (block, offset) = self.place(slot, position);
-        self.blocks[block][offset] = Some(Cell {
-            token,
-            position,
-            state: next_state(before, token, position),
-        });
+        let truth = self.slots[slot].truth[position as usize];
+        assert_eq!(truth.token, token, "slot {slot} runs a foreign token");
+        for group in 0..self.config.groups.len() {
+            let (block, offset) = self.place(group, slot, position);
+            self.blocks[block][offset] = Some(Cell { group, ..truth });
+        }
     }
 
     fn sample(&mut self, plan: &StepPlan, rows: &[Row]) -> Vec<i32> {
@@ -261,7 +316,7 @@ impl Device {
         assert!(rows[num_sampled..].iter().all(|row| row.num_drafted == 0));
         for (index, row) in rows[..num_sampled].iter().enumerate() {
             let tokens = self.sample_row(row);
-            self.slots[row.slot].last_token = tokens.last().copied();
+            self.slots[row.slot].take(row, &tokens);
             output[layout.count as usize + index] = tokens.len() as i32;
             for (nth, token) in tokens.into_iter().enumerate() {
                 let place = index * width + nth;
@@ -285,7 +340,7 @@ impl Device {
         let first = row.tokens.len() - 1 - row.num_drafted as usize;
         let mut sampled = Vec::new();
         for at in first..row.tokens.len() {
-            let cell = self.cell(row.slot, row.start + at as u32);
+            let cell = slot.truth[row.start as usize + at];
             let vocab_size = self.config.vocab_size;
             sampled.push(sample(
                 cell.state, cell.token, params, slot.index, vocab_size,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use octavo_core::arena::Totals;
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::core::{Core, PromptLogprobs};
+use octavo_core::groups::Keep;
 use octavo_core::ids::{ClientId, RequestId, TenantId};
 use octavo_core::plan::StepPlan;
 use octavo_core::protocol::{
@@ -45,6 +46,7 @@ pub fn config() -> CoreConfig {
     CoreConfig {
         block_size: 4,
         num_blocks: 65,
+        groups: vec![Keep::All],
         max_num_seqs: 8,
         max_num_batched_tokens: 64,
         max_model_len: 128,

@@ -2,7 +2,7 @@
 
 use super::batch::{Slots, StepView};
 use super::cache::CacheShape;
-use super::description::Description;
+use super::description::{Description, LayerKind};
 use super::error::DecoderError;
 use crate::attention::{AttentionArgs, StepAttention};
 use crate::element::Dtype;
@@ -13,10 +13,10 @@ use crate::shared::Shared;
 pub struct Attend {
     kernels: StepAttention,
     narrow: Narrow,
-    /// Windows that layers have, and which of them each layer has.
-    windows: Vec<usize>,
+    /// Windows that layers have, and their cache groups; and which of these pairs each layer has.
+    windows: Vec<(usize, usize)>,
     kinds: Vec<usize>,
-    /// Of each window; pointers to q, cache and out are filled in by the layer.
+    /// Of each pair; pointers to q, cache and out are filled in by the layer.
     args: Vec<AttentionArgs>,
 }
 
@@ -27,14 +27,15 @@ unsafe impl Sync for Attend {}
 
 impl Attend {
     pub fn new(description: &Description, dtype: Dtype) -> Self {
-        let mut windows: Vec<usize> = description.layers.iter().map(|l| l.window).collect();
+        let pair = |layer: &LayerKind| (layer.window, layer.group);
+        let mut windows: Vec<(usize, usize)> = description.layers.iter().map(pair).collect();
         windows.sort_unstable();
         windows.dedup();
-        let kind = |window| windows.iter().position(|&w| w == window).unwrap_or(0);
+        let kind = |layer| windows.iter().position(|&w| w == pair(layer)).unwrap_or(0);
         Self {
             kernels: StepAttention::default(),
             narrow: narrowing(dtype),
-            kinds: description.layers.iter().map(|l| kind(l.window)).collect(),
+            kinds: description.layers.iter().map(kind).collect(),
             windows,
             args: Vec::new(),
         }
@@ -50,8 +51,7 @@ impl Attend {
         num_threads: usize,
         (q, cache, out): (*const f32, *const u64, *mut f32),
     ) -> Result<(), DecoderError> {
-        let tables = slots.tables();
-        let args = |&window: &usize| AttentionArgs {
+        let args = |&(window, group): &(usize, usize)| AttentionArgs {
             q: q.cast(),
             q_stride: description.query_size(),
             kv_cache: cache.cast(),
@@ -61,7 +61,7 @@ impl Attend {
             row_slot: step.row_slot.as_ptr(),
             query_start: step.query_start.as_ptr(),
             kv_len: step.kv_len.as_ptr(),
-            block_table: tables.as_ptr(),
+            block_table: slots.tables(group).as_ptr(),
             num_rows: step.row_slot.len(),
             num_tokens: step.token_id.len(),
             num_slots: slots.limits.num_slots,

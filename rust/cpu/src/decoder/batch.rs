@@ -19,7 +19,7 @@ pub struct StepView<'a> {
     pub position: &'a [i32],
     /// How many of each row's last tokens are drafted.
     pub num_drafted: &'a [i32],
-    /// (slot, index, block) each.
+    /// (row of all groups' tables, index, block) each.
     pub block_updates: &'a [i32],
     /// (source, destination) each.
     pub block_copies: &'a [i32],
@@ -29,6 +29,7 @@ pub struct StepView<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub num_slots: usize,
+    pub num_groups: usize,
     pub max_blocks: usize,
     pub num_blocks: usize,
     pub block_size: usize,
@@ -60,14 +61,12 @@ impl Row {
 pub struct Token {
     pub id: usize,
     pub position: usize,
-    /// block * `block_size` + offset of its key and value.
-    pub place: usize,
 }
 
-/// Per slot: which blocks its sequence has, and its newest token.
+/// Per slot: which blocks its sequence has in each cache group, and its newest token.
 pub struct Slots {
     pub limits: Limits,
-    /// `[num_slots, max_blocks]`, each below `num_blocks`.
+    /// `[num_groups, num_slots + 1, max_blocks]`, each below `num_blocks`. (The last row of a group is of no slot.)
     tables: Vec<i32>,
     newest: Vec<u32>,
 }
@@ -76,33 +75,41 @@ impl Slots {
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            tables: vec![0; limits.num_slots * limits.max_blocks],
+            tables: vec![0; limits.num_groups * (limits.num_slots + 1) * limits.max_blocks],
             newest: vec![0; limits.num_slots],
         }
     }
 
-    /// Block ids of a slot's sequence.
-    pub fn table(&self, slot: usize) -> &[i32] {
-        &self.tables[slot * self.limits.max_blocks..][..self.limits.max_blocks]
+    /// Of all slots in a group, `[num_slots + 1, max_blocks]`.
+    pub fn tables(&self, group: usize) -> &[i32] {
+        let len = (self.limits.num_slots + 1) * self.limits.max_blocks;
+        &self.tables[group * len..][..len]
     }
 
-    /// Of all slots, `[num_slots, max_blocks]`.
-    pub fn tables(&self) -> &[i32] {
-        &self.tables
+    /// block * `block_size` + offset of a position's key and value in a group.
+    fn place(&self, group: usize, slot: usize, position: usize) -> usize {
+        let Limits {
+            max_blocks,
+            block_size,
+            ..
+        } = self.limits;
+        let block = self.tables(group)[slot * max_blocks + position / block_size];
+        block as usize * block_size + position % block_size
     }
 
     pub fn set_newest(&mut self, slot: usize, token: u32) {
         self.newest[slot] = token;
     }
 
-    /// Take over (slot, index, block) updates.
+    /// Take over (row, index, block) updates.
     pub fn update(&mut self, updates: &[i32]) -> Result<(), DecoderError> {
         let limits = self.limits;
         for update in updates.chunks_exact(3) {
-            let slot = below(update[0], limits.num_slots, "slot of a block update")?;
+            let num_rows = limits.num_groups * (limits.num_slots + 1);
+            let row = below(update[0], num_rows, "row of a block update")?;
             let index = below(update[1], limits.max_blocks, "index of a block update")?;
             let block = below(update[2], limits.num_blocks, "block of a block update")?;
-            self.tables[slot * limits.max_blocks + index] = block as i32;
+            self.tables[row * limits.max_blocks + index] = block as i32;
         }
         Ok(())
     }
@@ -113,6 +120,9 @@ impl Slots {
 pub struct Batch {
     pub rows: Vec<Row>,
     pub tokens: Vec<Token>,
+    /// Of each token in each cache group, `[tokens, num_groups]`.
+    places: Vec<usize>,
+    num_groups: usize,
     /// Per slot: the last batch that had a row of it.
     seen: Vec<u64>,
     count: u64,
@@ -135,6 +145,8 @@ impl Batch {
         }
         self.rows.clear();
         self.tokens.clear();
+        self.places.clear();
+        self.num_groups = limits.num_groups;
         self.seen.resize(limits.num_slots, 0);
         self.count += 1;
         for row in 0..num_rows {
@@ -147,6 +159,11 @@ impl Batch {
             )));
         }
         Ok(())
+    }
+
+    /// block * `block_size` + offset of a token's key and value in a cache group.
+    pub fn place(&self, group: usize, token: usize) -> usize {
+        self.places[token * self.num_groups + group]
     }
 
     fn add_row(
@@ -178,7 +195,6 @@ impl Batch {
             )));
         }
         let num_drafted = below(step.num_drafted[row], end - start, "draft of a row")?;
-        let table = slots.table(slot);
         for token in start..end {
             let id = match step.token_id[token] {
                 -1 => slots.newest[slot] as usize,
@@ -190,12 +206,9 @@ impl Batch {
                     "token {token} of row {row} is at {position}"
                 )));
             }
-            let block = table[position / limits.block_size] as usize;
-            self.tokens.push(Token {
-                id,
-                position,
-                place: block * limits.block_size + position % limits.block_size,
-            });
+            self.tokens.push(Token { id, position });
+            let places = (0..limits.num_groups).map(|group| slots.place(group, slot, position));
+            self.places.extend(places);
         }
         self.rows.push(Row {
             slot,
@@ -222,6 +235,7 @@ mod tests {
 
     const LIMITS: Limits = Limits {
         num_slots: 4,
+        num_groups: 2,
         max_blocks: 2,
         num_blocks: 5,
         block_size: 4,
@@ -243,6 +257,7 @@ mod tests {
     fn slots() -> Slots {
         let mut slots = Slots::new(LIMITS);
         slots.update(&[2, 0, 4, 2, 1, 3, 0, 0, 1]).unwrap();
+        slots.update(&[7, 1, 1, 5, 0, 2]).unwrap();
         slots.set_newest(2, 6);
         slots
     }
@@ -251,12 +266,10 @@ mod tests {
     fn tokens_find_their_places() {
         let mut batch = Batch::default();
         batch.fill(&STEP, &slots()).unwrap();
-        let tokens: Vec<_> = batch
-            .tokens
-            .iter()
-            .map(|t| (t.id, t.position, t.place))
-            .collect();
-        assert_eq!(tokens, [(6, 5, 13), (7, 0, 4), (8, 1, 5), (9, 2, 6)]);
+        let tokens: Vec<_> = batch.tokens.iter().map(|t| (t.id, t.position)).collect();
+        assert_eq!(tokens, [(6, 5), (7, 0), (8, 1), (9, 2)]);
+        let places = |group| [0, 1, 2, 3].map(|token| batch.place(group, token));
+        assert_eq!((places(0), places(1)), ([13, 4, 5, 6], [5, 8, 9, 10]));
     }
 
     #[test]
@@ -335,7 +348,7 @@ mod tests {
             let result = Batch::default().fill(&step, &slots());
             assert!(matches!(result, Err(DecoderError::Step(_))), "{step:?}");
         }
-        for update in [[4, 0, 0], [0, 2, 0], [0, 0, 5], [0, 0, -1]] {
+        for update in [[10, 0, 0], [0, 2, 0], [0, 0, 5], [0, 0, -1]] {
             assert!(slots().update(&update).is_err());
         }
     }

@@ -1,5 +1,5 @@
 //! The paged keys and values of all layers: a layer is `[num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]`.
-//! Memory that no token has used is not resident.
+//! Layers of different cache groups share one such lane; a block of it is of the group that holds it. Memory that no token has used is not resident.
 
 use super::batch::below;
 use super::error::DecoderError;
@@ -9,7 +9,6 @@ use crate::shared::Shared;
 #[derive(Clone, Copy, Debug)]
 pub struct CacheShape {
     pub dtype: Dtype,
-    pub num_layers: usize,
     pub num_blocks: usize,
     pub block_size: usize,
     pub num_kv_heads: usize,
@@ -25,12 +24,15 @@ impl CacheShape {
 
 pub struct Cache {
     pub shape: CacheShape,
-    /// Of each layer, in words of 8 bytes, so that every dtype is aligned.
-    layers: Vec<Vec<u64>>,
+    /// In words of 8 bytes, so that every dtype is aligned.
+    lanes: Vec<Vec<u64>>,
+    /// Which of them each layer has.
+    lane_of: Vec<usize>,
 }
 
 impl Cache {
-    pub fn new(shape: CacheShape) -> Result<Self, DecoderError> {
+    /// `lane_of`: of each layer.
+    pub fn new(shape: CacheShape, lane_of: Vec<usize>) -> Result<Self, DecoderError> {
         let too_large = || DecoderError::Description("the cache is too large".to_owned());
         let bytes = shape
             .block_len()
@@ -38,36 +40,37 @@ impl Cache {
             .and_then(|len| len.checked_mul(shape.dtype.bytes()))
             .ok_or_else(too_large)?;
         let words = bytes.div_ceil(8);
+        let num_lanes = lane_of.iter().max().map_or(0, |lane| lane + 1);
         Ok(Self {
             shape,
-            layers: (0..shape.num_layers).map(|_| vec![0; words]).collect(),
+            lane_of,
+            lanes: (0..num_lanes).map(|_| vec![0; words]).collect(),
         })
     }
 
-    /// Copy (source, destination) blocks in every layer.
+    /// Copy (source, destination) blocks in every lane.
     pub fn copy(&mut self, copies: &[i32]) -> Result<(), DecoderError> {
         for copy in copies.chunks_exact(2) {
             let source = below(copy[0], self.shape.num_blocks, "source of a block copy")?;
             let target = below(copy[1], self.shape.num_blocks, "target of a block copy")?;
             let bytes = self.shape.block_len() * self.shape.dtype.bytes();
-            for layer in &mut self.layers {
-                bytes_of(layer).copy_within(source * bytes..(source + 1) * bytes, target * bytes);
+            for lane in &mut self.lanes {
+                bytes_of(lane).copy_within(source * bytes..(source + 1) * bytes, target * bytes);
             }
         }
         Ok(())
     }
 
-    /// Of the first layer.
+    /// Of the first lane.
     pub fn address(&self) -> *const u64 {
-        self.layers[0].as_ptr()
+        self.lanes[0].as_ptr()
     }
 
     /// Each layer's memory, for the threads of a region.
     pub fn share(&mut self) -> Vec<Shared<'_, u64>> {
-        self.layers
-            .iter_mut()
-            .map(|layer| Shared::new(layer))
-            .collect()
+        let lanes = self.lanes.iter_mut().map(|lane| Shared::new(lane));
+        let lanes: Vec<_> = lanes.collect();
+        self.lane_of.iter().map(|lane| lanes[*lane]).collect()
     }
 }
 

@@ -44,6 +44,8 @@ pub struct LayerKind {
     pub window: usize,
     /// Which of `Description::ropes`.
     pub rope: usize,
+    /// Its cache group: layers of one have the same blocks, each in a cache of its own.
+    pub group: usize,
 }
 
 #[allow(clippy::struct_excessive_bools)] // facts of a checkpoint, which do not exclude each other
@@ -83,6 +85,20 @@ impl Description {
 
     pub fn key_size(&self) -> usize {
         self.num_kv_heads * self.head_dim
+    }
+
+    pub fn num_groups(&self) -> usize {
+        self.layers.iter().map(|l| l.group + 1).max().unwrap_or(0)
+    }
+
+    /// Which cache each layer has: the nth layers of all groups share one.
+    pub fn lanes(&self) -> Vec<usize> {
+        let before = |layer: usize| &self.layers[..layer];
+        let lane = |(layer, kind): (usize, &LayerKind)| {
+            let same = before(layer).iter().filter(|l| l.group == kind.group);
+            same.count()
+        };
+        self.layers.iter().enumerate().map(lane).collect()
     }
 
     /// Sizes that no decoder has.
@@ -128,6 +144,11 @@ impl Description {
                 "more than head_dim {} dimensions rotate",
                 self.head_dim
             )));
+        }
+        if self.num_groups() > self.layers.len() {
+            return Err(DecoderError::Description(
+                "more cache groups than layers".to_owned(),
+            ));
         }
         if self
             .layers

@@ -142,20 +142,21 @@ impl Decoder {
         let weights = weights.finish(&description)?;
         let limits = Limits {
             num_slots: serving.num_slots,
+            num_groups: description.num_groups(),
             max_blocks: serving.max_length.div_ceil(serving.block_size),
             num_blocks: serving.num_blocks,
             block_size: serving.block_size,
             vocab_size: description.vocab_size,
             max_tokens: serving.max_tokens,
         };
-        let cache = Cache::new(CacheShape {
+        let shape = CacheShape {
             dtype: serving.cache_dtype,
-            num_layers: description.layers.len(),
             num_blocks: serving.num_blocks,
             block_size: serving.block_size,
             num_kv_heads: description.num_kv_heads,
             head_dim: description.head_dim,
-        })?;
+        };
+        let cache = Cache::new(shape, description.lanes())?;
         Ok(Self {
             buffers: Buffers::new(&description, &weights),
             pool: ThreadPool::new(serving.num_threads),

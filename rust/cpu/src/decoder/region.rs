@@ -311,7 +311,7 @@ impl<'a> Region<'a> {
             for head in q.chunks_exact_mut(dim).chain(k.chunks_exact_mut(dim)) {
                 rotate(head, cos_sin);
             }
-            let place = self.batch.tokens[token].place;
+            let place = self.batch.place(kind.group, token);
             self.attend
                 .write(&self.shape, cache, place, k, self.v.row(token));
         }
