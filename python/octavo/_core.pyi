@@ -38,7 +38,8 @@ class CoreConfig:
         groups: Sequence[tuple[str, int]] | None = None,
     ) -> CoreConfig:
         """`groups`: what the layers of each cache group read again: ("all", 0), a ("window", tokens) before, or a
-        ("chunk", tokens) from the last border on; None: all of them all."""
+        ("chunk", tokens) from the last border on, or a ("state", 0) of one position a block, overwritten until the
+        block's last; None: all of them all."""
     @property
     def num_positions(self) -> int:
         """Positions that one sequence can have when all blocks are its own."""

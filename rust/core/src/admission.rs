@@ -275,6 +275,9 @@ impl Planner<'_> {
     /// Whether a sequence's blocks still have all that a token at `position` reads.
     fn still_holds(&self, sequence: &Sequence, position: u32) -> bool {
         let config = &self.state.config;
+        if config.groups.iter().any(|keep| keep.is_overwritten()) {
+            return false;
+        }
         let first = |keep: &Keep| (keep.first_read(position) / config.block_size) as usize;
         let tables = sequence.holding().map_or(&[][..], |h| &h.tables);
         tables

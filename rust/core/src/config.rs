@@ -102,6 +102,11 @@ impl CoreConfig {
         if self.max_itl_ms.is_some_and(|ms| ms.is_nan() || ms < 0.0) {
             return Err(ConfigError("max_itl_ms: must be 0 or more".into()));
         }
+        if self.speculation.is_some() && self.groups.iter().any(|keep| keep.is_overwritten()) {
+            return Err(ConfigError(
+                "speculation: the model keeps states, which rejected drafts would spoil: leave it out".into(),
+            ));
+        }
         self.speculation
             .map_or(Ok(()), |speculation| speculation.validate())
     }

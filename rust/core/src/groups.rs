@@ -18,6 +18,9 @@ pub enum Keep {
     Window(u32),
     /// From the last multiple of so many on.
     Chunk(u32),
+    /// The one before: what a block has is no record of its positions but a state, that after the last position of the
+    /// block which has been computed. So the state at every border of blocks stays, and others are overwritten.
+    State,
 }
 
 impl Keep {
@@ -27,8 +30,9 @@ impl Keep {
             ("all", _) => Ok(Self::All),
             ("window", 1..) => Ok(Self::Window(size)),
             ("chunk", 1..) => Ok(Self::Chunk(size)),
+            ("state", _) => Ok(Self::State),
             _ => Err(ConfigError(format!(
-                "groups: ({name:?}, {size}) is neither \"all\" nor a \"window\" or \"chunk\" of 1 or more"
+                "groups: ({name:?}, {size}) is neither \"all\" or \"state\" nor a \"window\" or \"chunk\" of 1 or more"
             ))),
         }
     }
@@ -39,19 +43,25 @@ impl Keep {
             Self::All => 0,
             Self::Window(size) => (position + 1).saturating_sub(size),
             Self::Chunk(size) => position - position % size,
+            Self::State => position.saturating_sub(1),
         }
+    }
+
+    /// Blocks are written again at later positions: a copy of one is the state of the newest position only.
+    pub fn is_overwritten(self) -> bool {
+        self == Self::State
     }
 
     /// Blocks that suffice for a sequence to go on for ever, at least a token a step, with `depth` steps in flight;
     /// `None` = it needs one for every `block_size` tokens.
     pub fn max_blocks(self, block_size: u32, depth: u32) -> Option<u32> {
-        match self {
-            Self::All => None,
-            // What the oldest step in flight reads, those after it, and the block that is written next.
-            Self::Window(size) | Self::Chunk(size) => {
-                Some((size - 1 + depth - 1).div_ceil(block_size) + 1)
-            }
-        }
+        let reach = match self {
+            Self::All => return None,
+            Self::Window(size) | Self::Chunk(size) => size,
+            Self::State => 2,
+        };
+        // What the oldest step in flight reads, those after it, and the block that is written next.
+        Some((reach - 1 + depth - 1).div_ceil(block_size) + 1)
     }
 }
 
@@ -75,6 +85,7 @@ mod tests {
         assert_eq!(first(Keep::Window(4)), [0, 0, 1, 4, 5, 6]);
         assert_eq!(first(Keep::Window(1)), [0, 3, 4, 7, 8, 9]);
         assert_eq!(first(Keep::Chunk(4)), [0, 0, 4, 4, 8, 8]);
+        assert_eq!(first(Keep::State), [0, 2, 3, 6, 7, 8]);
     }
 
     #[test]
@@ -83,6 +94,7 @@ mod tests {
         assert_eq!(Keep::Window(1024).max_blocks(16, 2), Some(65));
         assert_eq!(Keep::Chunk(8192).max_blocks(64, 2), Some(129));
         assert_eq!(Keep::Window(1).max_blocks(16, 1), Some(1));
+        assert_eq!(Keep::State.max_blocks(256, 2), Some(2));
         let gemma = [Keep::All, Keep::Window(1024), Keep::Window(1024)];
         assert_eq!(blocks_for(&gemma, 2048, 16, 2), 2048 + 2 * 65);
         assert_eq!(blocks_for(&gemma, 10, 16, 2), 30);
@@ -92,6 +104,7 @@ mod tests {
     fn names_are_checked() {
         assert_eq!(Keep::from_name("window", 8), Ok(Keep::Window(8)));
         assert!(Keep::from_name("window", 0).is_err());
-        assert!(Keep::from_name("state", 1).is_err());
+        assert_eq!(Keep::from_name("state", 0), Ok(Keep::State));
+        assert!(Keep::from_name("some", 1).is_err());
     }
 }

@@ -165,3 +165,29 @@ fn a_prompt_in_a_full_cache_goes_on_with_what_it_gives_back() {
     engine.run(500);
     assert_eq!(engine.tokens(0, 0), expected(&long, 0, 50, 512).0);
 }
+
+#[test]
+fn states_are_found_at_borders_of_blocks() {
+    for groups in [&[Keep::State][..], &[Keep::All, Keep::State, Keep::State]] {
+        let mut engine = engine(groups, |config| config.depth = 2);
+        let long = prompt(101, 0);
+        assert_eq!(cached(&mut engine, 0, &long), 0);
+        assert_eq!(cached(&mut engine, 1, &long), 100);
+        let parting: Vec<u32> = [&long[..62], &prompt(30, 7)].concat();
+        assert_eq!(cached(&mut engine, 2, &parting), 60);
+        let mut several = request(3, &prompt(50, 5), 20);
+        several.n = 3;
+        engine.add(several.clone());
+        engine.run(1000);
+        for index in 0..3 {
+            assert_eq!(
+                engine.tokens(3, index),
+                expected(&several, index, 50, 512).0
+            );
+        }
+        assert_eq!(
+            engine.device.num_copies, 0,
+            "a sibling's state is that of its own tokens"
+        );
+    }
+}

@@ -27,6 +27,7 @@ fn groups() -> impl Strategy<Value = Vec<Keep>> {
         1 => Just(Keep::All),
         2 => (1_u32..20).prop_map(Keep::Window),
         1 => (1_u32..20).prop_map(Keep::Chunk),
+        1 => Just(Keep::State),
     ];
     prop_oneof![Just(vec![Keep::All]), prop::collection::vec(keep, 1..4)]
 }
@@ -47,6 +48,7 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
                 speculation,
                 groups,
             )| CoreConfig {
+                speculation: speculation.filter(|_| !groups.contains(&Keep::State)),
                 block_size,
                 num_blocks: num_blocks.max(1 + groups.len() as u32),
                 groups,
@@ -62,7 +64,6 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
                 long_prefill_token_threshold: threshold,
                 depth,
                 max_itl_ms,
-                speculation,
                 ..config()
             },
         )

@@ -101,7 +101,7 @@ class QkvAttention:
 
 
 def decode_rows(ctx: ForwardContext, layer: int) -> DecodeRows:
-    """The rows of a step that all decode, as a layer finds their blocks. What they share is of the first cache group."""
+    """The rows of a step that all decode, as a layer finds their blocks (shared ones are of the first cache group)."""
     count, table_sb = ctx.num_rows, ctx.places(layer).block_table_sb
     shared_2 = None if ctx.group(layer) else ctx.shared_2
     return DecodeRows(table_sb, ctx.row_slot_r[:count], ctx.kv_len_r[:count], ctx.max_kv_len, shared_2)
