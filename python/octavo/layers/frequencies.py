@@ -2,7 +2,7 @@
 embedded decoder.
 
 They follow Transformers' modeling_rope_utils to the last operation (types default, linear, dynamic, llama3, yarn,
-longrope).
+longrope, proportional).
 
 `dynamic` (NTK) and `longrope` frequencies depend on the sequence's length. A cached key was rotated once and can't
 follow a growing sequence, so the table is made for the longest sequence that is served: served lengths up to the
@@ -45,6 +45,8 @@ class RotarySpec:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    proportion: float = 1.0
+    """Of the angles of a head, which are not 0 (proportional)."""
     is_interleaved: bool = False
     """Neighbouring dims are rotated together (rotary.py)."""
 
@@ -129,6 +131,13 @@ def longrope_frequencies(spec: RotarySpec, length: int, powers: Powers) -> tuple
     return np.float32(1.0) / (stretch_f * powers(spec.theta, spec.rotary_dim)), scale
 
 
+def proportional_frequencies(spec: RotarySpec, length: int, powers: Powers) -> tuple[Floats, float]:
+    turning = int(spec.proportion * spec.rotary_dim // 2)
+    frequency_f = np.zeros(spec.rotary_dim // 2, dtype=np.float32)
+    frequency_f[:turning] = np.float32(1.0) / powers(spec.theta, spec.rotary_dim)[:turning]
+    return frequency_f / np.float32(spec.factor), 1.0
+
+
 FREQUENCIES: dict[str, Callable[[RotarySpec, int, Powers], tuple[Floats, float]]] = {
     "default": default_frequencies,
     "linear": linear_frequencies,
@@ -136,6 +145,7 @@ FREQUENCIES: dict[str, Callable[[RotarySpec, int, Powers], tuple[Floats, float]]
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
     "longrope": longrope_frequencies,
+    "proportional": proportional_frequencies,
 }
 """Type -> (spec, longest served length, powers) -> (angle per position, fp32 [f]; factor of cosines and sines)."""
 

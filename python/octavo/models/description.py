@@ -160,10 +160,12 @@ def _angles(rope: RopeConfig, head_dim: int, max_length: int) -> tuple[list[floa
 
 def rotary_spec(rope: RopeConfig, head_dim: int) -> RotarySpec:
     """A rotary embedding of heads of `head_dim`."""
+    is_whole = rope.type == "proportional"  # all dims are rotated, the last ones by nothing
     return RotarySpec(
         type=rope.type,
         theta=rope.theta,
-        rotary_dim=int(head_dim * rope.partial_rotary_factor),
+        rotary_dim=head_dim if is_whole else int(head_dim * rope.partial_rotary_factor),
+        proportion=rope.partial_rotary_factor if is_whole else 1.0,
         factor=rope.factor,
         original_max_position=rope.original_max_position,
         low_freq_factor=rope.low_freq_factor,
