@@ -17,7 +17,8 @@ from octavo.attention.triton import TritonAttention
 from octavo.kernels.reference import apply_updates as reference_updates
 from octavo.kernels.reference import last_rows as reference_last_rows
 from octavo.kernels.reference import prepare as reference_prepare
-from octavo.kernels.triton import apply_updates, last_rows, prepare
+from octavo.kernels.reference.latent_write import latent_write as reference_latent_write
+from octavo.kernels.triton import apply_updates, last_rows, latent_write, prepare
 from octavo.kernels.triton.paged_decode import plan_decode
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -84,6 +85,32 @@ def test_attention_in_chunks(chunk: int) -> None:
 def test_attention_over_latents(heads: int, dim: int, value_dim: int, dtype: torch.dtype) -> None:
     rows = [*MIXED, (1, 900)]
     compare(make_step(rows, block_size=64, heads=heads, kv_heads=1, dim=dim, value_dim=value_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_interleaved", [True, False])
+def test_latent_write(is_interleaved: bool, dtype: torch.dtype) -> None:
+    """Slices of products, in odd sizes."""
+    torch.manual_seed(0)
+    tokens, heads, plain, latent_dim, rotated = 7, 5, 12, 40, 24
+    down = torch.randn(tokens, 9 + latent_dim + rotated).to(dtype)
+    latent_tl, key_tr = down[:, 9 : 9 + latent_dim], down[:, 9 + latent_dim :]
+    query_thr = torch.randn(tokens, heads, plain + rotated).to(dtype)[..., plain:]
+    cos_sin_tr, gain_l = torch.rand(tokens, rotated), torch.rand(latent_dim).to(dtype)
+    place_t = torch.tensor([5, 33, 34, 17, 63, 16, 48])
+    results = []
+    for write in (latent_write.latent_write, reference_latent_write):
+        cache = torch.full((4, 1, 1, 16, latent_dim + rotated), 7.0, dtype=dtype)
+        q_thd = torch.full((tokens, heads, latent_dim + rotated), 7.0, dtype=dtype)
+        write(
+            query_thr, latent_tl, key_tr, cos_sin_tr, gain_l, cache, place_t, q_thd,
+            eps=1e-6, is_interleaved=is_interleaved,
+        )  # fmt: skip
+        results.append((q_thd, cache))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype] / 2, atol=TOLERANCE[dtype])
+        assert (want == 7.0).any()
+        assert torch.equal(got == 7.0, want == 7.0)
 
 
 def test_attention_of_views() -> None:

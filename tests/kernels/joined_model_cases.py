@@ -33,6 +33,22 @@ SIZES = {
     "hidden_act": "silu",
     "eos_token_id": 2,
 }
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 MODELS: dict[str, dict[str, Any]] = {
     **FAMILIES,
     "gelu": {**FAMILIES["llama"], "hidden_act": "gelu"},
@@ -50,24 +66,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "swiglu_limit": 1.5,
     },
-    "deepseek-v3": {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "num_key_value_heads": 4,
-        "q_lora_rank": 48,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 24,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 20,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-        "n_group": 2,
-        "topk_group": 1,
-    },
+    "deepseek-v3-halves": DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None},
+    "deepseek-v3": DEEPSEEK,
 }
-OTHER_ATTENTION = ("half-rotated", "olmo-2", "glm-4", "cohere-2", "deepseek-v3")
+OTHER_ATTENTION = ("half-rotated", "olmo-2", "glm-4", "cohere-2")
 """Models whose norms or rotations of heads the kernels don't know."""
 STEPS = {
     "prompts": [(40, 40), (3, 3)],
@@ -142,7 +144,7 @@ def check(model: Decoder, joined: Decoder, rows: list[tuple[int, int]], block_si
 def test_steps(name: str, step: str) -> None:
     model, joined = make_model(name), make_model(name)
     joined.use_joins()
-    fused = [getattr(block.attention, "fused", None) for block in joined.layers()]
+    fused = [block.attention.fused for block in joined.layers()]
     assert all(kernel is None for kernel in fused) == (name in OTHER_ATTENTION)
     check(model, joined, STEPS[step], block_size=16)
 
@@ -162,7 +164,7 @@ def test_decode_steps_by_the_one_kernel(name: str) -> None:
 
 
 def test_models_are_plain_on_cpu() -> None:
-    assert all(getattr(block.attention, "fused", None) is None for block in make_model("llama").layers())
+    assert all(block.attention.fused is None for block in make_model("llama").layers())
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(96, 192), (40, 2880), (128, 128)])

@@ -79,3 +79,10 @@ def test_a_missing_field_is_named(case: str, name: str) -> None:
 def test_refused(case: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         build(raw_config(case) | changes)
+
+
+@pytest.mark.parametrize("case", ["deepseek-v2", "glm4-moe"])
+def test_what_has_no_batch_invariant_form(case: str) -> None:
+    config = registry.read_config(raw_config(case))
+    with pytest.raises(ModelError, match="--deterministic can't run"):
+        build_model(config, dtype=torch.bfloat16, device=META, deterministic=True)

@@ -31,6 +31,7 @@ from octavo.models.block import DecoderBlock, SelfAttention
 from octavo.models.config import NormalConfig
 from octavo.models.family import BlockSpec, Family, Scales, Tensors
 from octavo.models.images import ImageEncoder
+from octavo.models.latent import LatentAttention
 from octavo.models.mlp import GatedMLP
 from octavo.models.weights import finish_linears, linears_of, load_strict
 
@@ -135,8 +136,10 @@ class Decoder(nn.Module):
         """Make the products that are no linear layer's batch-invariant. ModelError for experts without kernels."""
         self.head.project = invariant_logits
         for module in self.modules():
+            if isinstance(module, LatentAttention):
+                raise ModelError("--deterministic can't run attention of latents")
             if isinstance(module, SparseMLP):
-                if not module.has_kernels:
+                if not module.has_kernels or module.spec.routing.is_exact:
                     raise ModelError("--deterministic can't run these experts, for which there are no kernels")
                 module.score = invariant_scores
 
@@ -174,9 +177,10 @@ class Decoder(nn.Module):
                     quantize_between(block.mlp_norm, block.mlp.gate_up, pdl=pdl)
                 quantize_between(block.mlp.act, block.mlp.down, pdl=pdl)
         for layer in (block.attention for block in self.layers()):
-            if (
-                isinstance(layer, SelfAttention)
-                and layer.rotary is not None
+            if isinstance(layer, LatentAttention):
+                layer.use_fused(pdl=pdl)
+            elif (
+                layer.rotary is not None
                 and not layer.norms_rotated
                 and layer.temperature is None
                 and QkvAttention.fits(layer.attention, layer.q_norm, layer.rotary)

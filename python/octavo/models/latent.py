@@ -8,6 +8,8 @@ v value dims, d = l + r, o features of a product.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,9 @@ from octavo.layers.linear import Choice, Linear
 from octavo.layers.norm import LayerNorm, RMSNorm, make_norm
 from octavo.layers.rotary import Rotary
 from octavo.models.family import BlockSpec, Names
+
+if TYPE_CHECKING:
+    from octavo.layers.fused.latent_write import LatentWrite
 
 
 class LatentAttention(nn.Module):
@@ -52,6 +57,7 @@ class LatentAttention(nn.Module):
         outputs = {names.o: spec.hidden_size}
         self.o = Linear(heads * sizes.value_dim, outputs, bias=False, dtype=dtype, device=device, choose=choose)
         self.attention = Attention(spec.attention)
+        self.fused: LatentWrite | None = None
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]."""
@@ -61,17 +67,44 @@ class LatentAttention(nn.Module):
             query_to = self.q_up(self.q_norm(query_to))
         q_thd = torch.unflatten(query_to, -1, (-1, sizes.plain_dim + sizes.rotated_dim))
         q_thp, q_thr = torch.split(q_thd, [sizes.plain_dim, sizes.rotated_dim], dim=-1)
+        tokens, heads = q_thd.shape[:2]
+        absorbed_thd = q_thd.new_empty(tokens, heads, sizes.rank + sizes.rotated_dim)
+        absorbed_htl = absorbed_thd[..., : sizes.rank].transpose(0, 1)
+        torch.bmm(q_thp.transpose(0, 1), self.kv_up[:, : sizes.plain_dim], out=absorbed_htl)
+        if self.fused is not None and cos_sin_tr is not None:
+            self.fused(q_thr, latent_tl, rotated_tr, cos_sin_tr, absorbed_thd, ctx)
+            attended_thl = self.attention.attend_cached(absorbed_thd, ctx)
+        else:
+            attended_thl = self._attend(absorbed_thd, q_thr, latent_tl, rotated_tr, cos_sin_tr, ctx)
+        out_thv = q_thd.new_empty(tokens, heads, sizes.value_dim)
+        values_hlv = self.kv_up[:, sizes.plain_dim :].transpose(1, 2)
+        torch.bmm(attended_thl.transpose(0, 1), values_hlv, out=out_thv.transpose(0, 1))
+        result_tm: Tensor = self.o(out_thv.flatten(1))
+        return result_tm
+
+    def _attend(
+        self,
+        absorbed_thd: Tensor,
+        q_thr: Tensor,
+        latent_tl: Tensor,
+        rotated_tr: Tensor,
+        cos_sin_tr: Tensor | None,
+        ctx: ForwardContext,
+    ) -> Tensor:
         k_t1r = rotated_tr.unsqueeze(1)
         if self.rotary is not None and cos_sin_tr is not None:
             q_thr, k_t1r = self.rotary(q_thr, k_t1r, cos_sin_tr)
-        latent_t1l = self.latent_norm(latent_tl).unsqueeze(1)
-        q_htl = torch.bmm(q_thp.transpose(0, 1), self.kv_up[:, : sizes.plain_dim])
-        q_thd = torch.cat((q_htl.transpose(0, 1), q_thr), dim=-1)
-        k_t1d = torch.cat((latent_t1l, k_t1r), dim=-1)
-        attended_thl: Tensor = self.attention(q_thd, k_t1d, k_t1d, ctx)
-        out_htv = torch.bmm(attended_thl.transpose(0, 1), self.kv_up[:, sizes.plain_dim :].transpose(1, 2))
-        result_tm: Tensor = self.o(out_htv.transpose(0, 1).flatten(1))
-        return result_tm
+        absorbed_thd[..., self.sizes.rank :] = q_thr
+        k_t1d = torch.cat((self.latent_norm(latent_tl).unsqueeze(1), k_t1r), dim=-1)
+        attended_thl: Tensor = self.attention(absorbed_thd, k_t1d, k_t1d, ctx)
+        return attended_thl
+
+    def use_fused(self, *, pdl: bool) -> None:
+        """From now on run what lies between the products and attention with one kernel."""
+        from octavo.layers.fused.latent_write import LatentWrite  # loads Triton
+
+        if self.rotary is not None and isinstance(self.latent_norm, RMSNorm):
+            self.fused = LatentWrite(self.attention, self.latent_norm, self.rotary, pdl=pdl)
 
     def slots(self, names: Names) -> dict[str, Tensor]:
         """Checkpoint names below the layer's prefix."""
