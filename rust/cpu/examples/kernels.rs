@@ -2,21 +2,18 @@
 //! (`-- --isa avx2 --threads 1 --rows 1,32`).
 //!
 //! One row: bytes of weights a second against the read bandwidth (weights larger than the caches, read in turn). Many
-//! rows: multiply-adds a second against the peak rate. Limits and products are the best of several runs.
+//! rows: multiply-adds a second against the peak rate of int8 with numbers of as many bits (without VNNI, 8-bit numbers
+//! take two multiplications where 4-bit ones take one). Limits and products are the best of several runs.
 
 use std::time::Instant;
 
-use octavo_cpu::limits::{Limits, measure_with};
+use octavo_cpu::limits::{int_macs, measure_with};
 use octavo_cpu::{Activations, Format, Input, Isa, Matrix, Output, Shared, ThreadPool};
 
-/// (n, k): those of SmolLM2-135M, and a large one.
-const SHAPES: [(usize, usize); 5] = [
-    (576, 576),
-    (1536, 576),
-    (576, 1536),
-    (49152, 576),
-    (4096, 4096),
-];
+/// n x k: those of SmolLM2-135M, and a large one (`--shapes` chooses).
+const SHAPES: &str = "576x576,1536x576,576x1536,49152x576,4096x4096";
+/// Bits of integer weights.
+const BITS: [usize; 4] = [4, 5, 6, 8];
 /// Weights of one row are spread over as many bytes of matrices, so that they come from memory.
 const SPREAD_BYTES: usize = 192 << 20;
 const RUN_BYTES: usize = 16 << 20;
@@ -48,21 +45,37 @@ fn main() {
             .map(|name| name.parse().expect("a format"))
             .collect()
     });
+    let shapes: Vec<(usize, usize)> = option("--shapes")
+        .unwrap_or(SHAPES.to_owned())
+        .split(',')
+        .map(|shape| {
+            let (n, k) = shape.split_once('x').expect("n x k");
+            (number(n.to_owned()), number(k.to_owned()))
+        })
+        .collect();
     let pool = ThreadPool::new(num_threads);
     let limits = measure_with(&pool, isa);
+    let peaks = BITS.map(|bits| int_macs(&pool, isa, bits));
     println!(
-        "{num_threads} threads, {}: read {:.1} GB/s, int8 {:.0} GMAC/s, f32 {:.0} GMAC/s",
+        "{num_threads} threads, {}: read {:.1} GB/s; GMAC/s of f32 {:.0}, of int8 with {BITS:?} bits {:.0?}",
         isa.name(),
         limits.read_bytes / 1e9,
-        limits.int8_macs / 1e9,
-        limits.f32_macs / 1e9
+        limits.f32_macs / 1e9,
+        peaks.map(|peak| peak / 1e9)
     );
     for format in formats {
-        for (n, k) in SHAPES {
+        let peak = match format {
+            Format::F32 | Format::Bf16 | Format::F16 => limits.f32_macs,
+            Format::Q4_0 | Format::Q4_1 | Format::Q4K => peaks[0],
+            Format::Q5K => peaks[1],
+            Format::Q6K => peaks[2],
+            Format::Int8 | Format::Q8_0 => peaks[3],
+        };
+        for &(n, k) in &shapes {
             if k.is_multiple_of(format.block().0) {
                 let times: Vec<String> = rows
                     .iter()
-                    .map(|&rows| bench(&pool, &limits, format, isa, rows, n, k))
+                    .map(|&rows| bench(&pool, limits.read_bytes, peak, format, isa, rows, n, k))
                     .collect();
                 println!("{:5} {n:5} x {k:4}  {}", format.name(), times.join("   "));
             }
@@ -72,7 +85,8 @@ fn main() {
 
 fn bench(
     pool: &ThreadPool,
-    limits: &Limits,
+    read_bytes: f64,
+    peak: f64,
     format: Format,
     isa: Isa,
     rows: usize,
@@ -127,17 +141,10 @@ fn bench(
         return format!(
             "1 row {:6.1} GB/s {:3.0}%",
             speed / 1e9,
-            100.0 * speed / limits.read_bytes
+            100.0 * speed / read_bytes
         );
     }
-    let (speed, peak) = (
-        (rows * n * k) as f64 / time,
-        if format.is_integer() {
-            limits.int8_macs
-        } else {
-            limits.f32_macs
-        },
-    );
+    let speed = (rows * n * k) as f64 / time;
     format!(
         "{rows} rows {:6.1} GMAC/s {:3.0}%",
         speed / 1e9,

@@ -213,7 +213,8 @@ impl<'a> Call<'a> {
     /// `sum` that of the weights.
     ///
     /// # Safety
-    /// `pair` is one of the item's and given once, `out` readable.
+    /// `pair` is one of the item's and given once, `out` readable; the machine has `S`'s instructions.
+    #[inline(always)]
     pub unsafe fn finish<S: Simd>(
         &self,
         item: &Item,
@@ -285,7 +286,8 @@ impl<'a> Call<'a> {
     /// Combine the parts of the item's split once the last of them is done.
     ///
     /// # Safety
-    /// The item has called `finish` for all of its pairs.
+    /// The item has called `finish` for all of its pairs; the machine has `S`'s instructions.
+    #[inline(always)]
     unsafe fn merge<S: Simd>(&self, item: &Item, line: &mut Floats) {
         let Some(index) = item.split else { return };
         if self.remaining[index].fetch_sub(1, Ordering::AcqRel) > 1 {

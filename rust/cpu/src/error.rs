@@ -25,6 +25,8 @@ pub enum KernelError {
         "unknown weight format {0:?}: F32, BF16, F16, INT8, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K are known"
     )]
     Format(String),
+    #[error("the instructions {0:?} are not this machine's, or others were chosen before")]
+    Isa(String),
     #[error("{format} stores blocks of {block} columns, and {k} columns are no multiple")]
     Columns {
         format: &'static str,

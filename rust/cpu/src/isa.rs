@@ -2,6 +2,11 @@
 
 use std::sync::OnceLock;
 
+use crate::error::KernelError;
+
+/// What `Isa::restrict` chose.
+static RESTRICTED: OnceLock<Isa> = OnceLock::new();
+
 /// A family of instructions that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
@@ -83,8 +88,21 @@ impl Isa {
         }
     }
 
-    /// The best that runs here.
+    /// The best that runs here, or what `restrict` chose.
     pub fn best() -> Isa {
-        Isa::available()[0]
+        *RESTRICTED.get().unwrap_or(&Isa::available()[0])
+    }
+
+    /// Have the whole process use one of those that run here, as on a machine that has no better: for tests of the others.
+    /// Once, before the first kernel runs.
+    ///
+    /// # Errors
+    /// It does not run here, or another one was chosen.
+    pub fn restrict(name: &str) -> Result<(), KernelError> {
+        let known = Isa::available().iter().find(|isa| isa.name() == name);
+        match known {
+            Some(&isa) if *RESTRICTED.get_or_init(|| isa) == isa => Ok(()),
+            _ => Err(KernelError::Isa(name.to_owned())),
+        }
     }
 }

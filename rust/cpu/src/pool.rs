@@ -1,8 +1,8 @@
 //! Threads that run one parallel region at a time, and the team that a region's function sees: its index, barriers,
 //! its share of the work. Not a work queue.
 //!
-//! A whole decoder step is meant to be one region with barriers inside. Whoever waits spins for a moment first (the
-//! others are then about to arrive), then sleeps; an idle pool uses no processor time.
+//! A whole decoder step is meant to be one region with barriers inside. Whoever waits spins for a moment first (signal.rs
+//! says how long), then sleeps; an idle pool uses no processor time.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -11,8 +11,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use crate::signal::Signal;
+use crate::signal::{Patience, Signal};
+
+/// A wait at a barrier was for a thread that did not run if it is as long, and so many times as long as the waiting
+/// thread's own work before it.
+const STALL: Duration = Duration::from_micros(500);
+const STALL_RATIO: u32 = 4;
 
 type Job = &'static (dyn Fn(&Team<'_>) + Sync);
 
@@ -45,16 +51,28 @@ struct Meeting {
     released: Signal,
     /// A thread of the region panicked and will not arrive.
     broken: AtomicBool,
+    patience: Patience,
 }
 
 impl Meeting {
-    fn wait(&self, num_threads: usize) {
+    /// `begun`: when the thread began what it has done since the last barrier.
+    fn wait(&self, num_threads: usize, begun: Instant) {
         let seen = self.released.value();
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == num_threads {
             self.arrived.store(0, Ordering::Relaxed);
             self.released.advance();
+        } else if self.released.spin_beyond(seen, self.patience.spins()) {
+            self.patience.met();
         } else {
-            self.released.wait_beyond(seen);
+            let work = begun.elapsed();
+            let start = Instant::now();
+            self.released.sleep_beyond(seen);
+            let waited = start.elapsed();
+            if waited > STALL && waited > STALL_RATIO * work {
+                self.patience.stalled();
+            } else {
+                self.patience.met();
+            }
         }
         assert!(
             !self.broken.load(Ordering::Acquire),
@@ -79,8 +97,8 @@ pub struct Team<'a> {
     index: usize,
     num_threads: usize,
     meeting: Option<&'a Meeting>,
-    /// Not for other threads.
-    _here: std::marker::PhantomData<Cell<()>>,
+    /// When it left the last barrier. A cell: not for other threads.
+    begun: Cell<Instant>,
 }
 
 impl Team<'_> {
@@ -90,7 +108,7 @@ impl Team<'_> {
             index: 0,
             num_threads: 1,
             meeting: None,
-            _here: std::marker::PhantomData,
+            begun: Cell::new(Instant::now()),
         }
     }
 
@@ -111,7 +129,8 @@ impl Team<'_> {
         if let Some(meeting) = self.meeting
             && self.num_threads > 1
         {
-            meeting.wait(self.num_threads);
+            meeting.wait(self.num_threads, self.begun.get());
+            self.begun.set(Instant::now());
         }
     }
 
@@ -218,7 +237,8 @@ impl ThreadPool {
         crew.start.advance();
         crew.take_part(job, 0, num_threads);
         while crew.running.load(Ordering::Acquire) > 0 {
-            crew.finished.wait_beyond(seen);
+            crew.finished
+                .wait_beyond(seen, crew.meeting.patience.spins());
         }
         let panic = lock(&crew.panic).take();
         drop(turn);
@@ -243,7 +263,7 @@ impl Crew {
     fn work(&self, index: usize) {
         let mut seen = 0;
         loop {
-            self.start.wait_beyond(seen);
+            self.start.wait_beyond(seen, self.meeting.patience.spins());
             // A worker that was in no hurry may find a later region than the one it was woken for.
             let region = *lock(&self.region);
             let Some(job) = region.job else { return };
@@ -263,7 +283,7 @@ impl Crew {
             index,
             num_threads,
             meeting: Some(&self.meeting),
-            _here: std::marker::PhantomData,
+            begun: Cell::new(Instant::now()),
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(&team))) {
             lock(&self.panic).get_or_insert(panic);

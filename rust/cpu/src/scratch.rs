@@ -44,6 +44,7 @@ pub struct Scratch {
     pub value: Floats,
     pub state: Floats,
     pub line: Floats,
+    pub panel: Floats,
 }
 
 thread_local! {

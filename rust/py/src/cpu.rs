@@ -14,6 +14,12 @@ fn cpu_features() -> Vec<&'static str> {
     Isa::available().iter().map(|isa| isa.name()).collect()
 }
 
+/// Have all kernels of the process use one of `cpu_features`, before the first runs.
+#[pyfunction]
+fn cpu_restrict(name: &str) -> PyResult<()> {
+    Isa::restrict(name).map_err(to_py)
+}
+
 /// (bytes read, int8 multiply-adds, f32 multiply-adds) a second of so many threads.
 #[pyfunction]
 fn cpu_limits(py: Python<'_>, num_threads: usize) -> (f64, f64, f64) {
@@ -126,6 +132,7 @@ fn cpu_write_kv(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_limits, module)?)?;
+    module.add_function(wrap_pyfunction!(cpu_restrict, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_paged_attention, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_write_kv, module)?)
 }

@@ -1,12 +1,13 @@
 //! Tiles of a product of integer weights with int8 activations: exact integer sums within a block of 32 columns (or a half
 //! of 16), scaled and added up in f32.
 //!
-//! A block's numbers stay unsigned (or moved by the instruction set's bias): sum (number - zero) x scale + minimum is
-//! dot * scale + (minimum - zero * scale) * total, with the input's total made once (activations.rs).
+//! A block's numbers stay unsigned (or moved by the instruction set's bias): the sum over (number - zero) * scale + minimum
+//! is (dot - zero * total) * scale + minimum * total, with the input's total made once (activations.rs).
 
 use std::marker::PhantomData;
 
 use super::format::{Format, GROUP};
+use super::panel::Panel;
 use super::product::{Product, Tile};
 use crate::activations::Block;
 use crate::formats::{planes, scales};
@@ -41,18 +42,24 @@ const fn zero<S: Simd, K: Kind>() -> i32 {
     scales::zero(K::FORMAT) + if K::BITS == 8 { S::BIAS } else { 0 }
 }
 
-/// Products have a part that depends on the input's totals.
-const fn has_least<S: Simd, K: Kind>() -> bool {
-    zero::<S, K>() != 0 || matches!(K::FORMAT, Format::Q4_1 | Format::Q4K | Format::Q5K)
+/// Blocks have minima.
+pub const fn has_minima<K: Kind>() -> bool {
+    matches!(K::FORMAT, Format::Q4_1 | Format::Q4K | Format::Q5K)
 }
 
 /// A block of some vectors of weights.
 pub trait Source<S: Simd>: Numbers<S> {
-    /// Per row, of half `half` of the block: what the dot of the numbers is multiplied by, and what the input's total is.
+    /// Per row, the scales of half `half` of the block; of formats that have them.
     ///
     /// # Safety
     /// The machine has `S`'s instructions.
-    unsafe fn scales(&self, vector: usize, half: usize) -> (S::V, S::V);
+    unsafe fn scale(&self, vector: usize, half: usize) -> S::V;
+
+    /// Per row, the minima.
+    ///
+    /// # Safety
+    /// As `scale`.
+    unsafe fn minimum(&self, vector: usize) -> S::V;
 }
 
 /// The same block of J vectors as a matrix keeps it.
@@ -143,32 +150,46 @@ unsafe fn high<S: Simd>(plane: *const u8, first: usize, mask: u8) -> S::B {
 
 impl<S: Simd, K: Kind, const J: usize> Source<S> for Packed<K, J> {
     #[inline(always)]
-    unsafe fn scales(&self, vector: usize, half: usize) -> (S::V, S::V) {
+    unsafe fn scale(&self, vector: usize, half: usize) -> S::V {
         let (plane, block) = (self.scales[vector], self.block);
         let lane = vector % S::PARTS * S::LANES;
-        let zero = const { -zero::<S, K>() as f32 };
         // SAFETY: the layout is that of formats/scales.rs.
         unsafe {
             let f16 = |at: usize| S::load_f16(plane.add(at + 2 * lane).cast());
-            let u8 = |at: usize| S::load_u8(plane.add(at + lane));
-            let (scale, least) = match K::FORMAT {
-                Format::Q4_1 => return (f16(block * 64), f16(block * 64 + 32)),
+            match K::FORMAT {
+                Format::Q8_0 | Format::Q4_0 => f16(block * 32),
+                Format::Q4_1 => f16(block * 64),
                 Format::Q4K | Format::Q5K => {
                     let start = block / 8 * 320;
-                    let small = start + 64 + block % 8 * 32;
-                    let least = S::mul(f16(start + 32), u8(small + GROUP));
-                    let scale = S::mul(f16(start), u8(small));
-                    return (scale, S::mul(least, S::splat(-1.0)));
+                    let small = plane.add(start + 64 + block % 8 * 32 + lane);
+                    S::mul(f16(start), S::load_u8(small))
                 }
                 Format::Q6K => {
                     let start = block / 8 * 288;
                     let small = plane.add(start + 32 + (block % 8 * 2 + half) * GROUP + lane);
-                    (S::mul(f16(start), S::load_i8(small.cast())), zero)
+                    S::mul(f16(start), S::load_i8(small.cast()))
                 }
-                Format::Q8_0 | Format::Q4_0 => (f16(block * 32), zero),
-                _ => (S::splat(1.0), zero),
-            };
-            (scale, S::mul(scale, S::splat(least)))
+                _ => S::splat(1.0),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum(&self, vector: usize) -> S::V {
+        let (plane, block) = (self.scales[vector], self.block);
+        let lane = vector % S::PARTS * S::LANES;
+        // SAFETY: as above.
+        unsafe {
+            let f16 = |at: usize| S::load_f16(plane.add(at + 2 * lane).cast());
+            match K::FORMAT {
+                Format::Q4_1 => f16(block * 64 + 32),
+                Format::Q4K | Format::Q5K => {
+                    let start = block / 8 * 320;
+                    let small = plane.add(start + 64 + block % 8 * 32 + GROUP + lane);
+                    S::mul(S::mul(f16(start + 32), S::splat(-1.0)), S::load_u8(small))
+                }
+                _ => S::splat(0.0),
+            }
         }
     }
 }
@@ -192,9 +213,12 @@ unsafe fn add<S: Simd, K: Kind, W: Source<S>, const M: usize, const J: usize>(
             } else {
                 S::dots::<_, { STEPS / 2 }, M, J>(weights, half * STEPS / 2, &quants)
             };
-            let mut scales = [(S::splat(0.0), S::splat(0.0)); J];
+            let (mut scale, mut minimum) = ([S::splat(0.0); J], [S::splat(0.0); J]);
             for j in 0..J {
-                scales[j] = weights.scales(j, half);
+                scale[j] = weights.scale(j, half);
+                if const { has_minima::<K>() } {
+                    minimum[j] = weights.minimum(j);
+                }
             }
             for m in 0..M {
                 let factor = S::splat((*x[m]).scale);
@@ -203,16 +227,21 @@ unsafe fn add<S: Simd, K: Kind, W: Source<S>, const M: usize, const J: usize>(
                 } else {
                     (*x[m]).halves[half]
                 });
+                let offset = S::mul(total, S::splat(const { -zero::<S, K>() as f32 }));
                 for j in 0..J {
-                    let (scale, least) = scales[j];
                     let dot = S::to_float(dots[m][j]);
-                    sums[m][j] = if matches!(K::FORMAT, Format::Int8) {
-                        S::fma(dot, factor, sums[m][j])
+                    if matches!(K::FORMAT, Format::Int8) {
+                        sums[m][j] = S::fma(dot, factor, sums[m][j]);
+                        continue;
+                    }
+                    let scaled = if const { zero::<S, K>() == 0 } {
+                        S::mul(dot, factor)
                     } else {
-                        S::fma(S::mul(dot, factor), scale, sums[m][j])
+                        S::fma(dot, factor, offset)
                     };
-                    if const { has_least::<S, K>() } {
-                        sums[m][j] = S::fma(total, least, sums[m][j]);
+                    sums[m][j] = S::fma(scaled, scale[j], sums[m][j]);
+                    if const { has_minima::<K>() } {
+                        sums[m][j] = S::fma(total, minimum[j], sums[m][j]);
                     }
                 }
             }
@@ -223,31 +252,43 @@ unsafe fn add<S: Simd, K: Kind, W: Source<S>, const M: usize, const J: usize>(
 /// M rows of the input against J vectors of weights from group `tile.group` on, over the tile's blocks.
 ///
 /// # Safety
-/// The tile is within the product, whose matrix has format `K`; `panel`, if any, was made of these groups and blocks; the
-/// machine has `S`'s instructions.
+/// The tile is within the product, whose matrix has format `K`; its panel, if any, was made for it; the machine has `S`'s
+/// instructions.
 #[inline(always)]
 pub unsafe fn tile<S: Simd, K: Kind, const M: usize, const J: usize>(
     product: &Product<'_>,
     tile: &Tile,
 ) {
-    let blocks = tile.columns.start / 32..tile.columns.end.div_ceil(32);
+    let first = tile.columns.start / 32;
+    let num_blocks = tile.columns.end.div_ceil(32) - first;
     // SAFETY: blocks are the matrix's, and those of the input (the widths are equal).
     unsafe {
-        let rows: [*const Block; M] = std::array::from_fn(|m| product.quantized.row(tile.row + m));
+        let rows: [*const Block; M] =
+            std::array::from_fn(|m| product.quantized.row(tile.row + m).add(first));
         let mut sums = [[S::splat(0.0); J]; M];
-        for block in blocks {
-            let weights = Packed::<K, J>::new::<S>(product, tile.group, block);
-            if M == 1 {
-                for j in (0..J).step_by(S::PARTS) {
-                    prefetch(weights.numbers[j].wrapping_add(AHEAD), K::BLOCK_BYTES);
-                }
+        // Tiles of one row are alone, so that they have no panel.
+        if M > 1 && !tile.panel.is_null() {
+            for block in 0..num_blocks {
+                let weights = Panel::<K, J>::new::<S>(tile.panel, block);
+                add::<S, K, _, M, J>(&mut sums, &weights, &rows.map(|row| row.add(block)));
             }
-            add::<S, K, _, M, J>(&mut sums, &weights, &rows.map(|row| row.add(block)));
+        } else {
+            for block in 0..num_blocks {
+                let weights = Packed::<K, J>::new::<S>(product, tile.group, first + block);
+                if M == 1 {
+                    for j in (0..J).step_by(S::PARTS) {
+                        prefetch(weights.numbers[j].wrapping_add(AHEAD), K::BLOCK_BYTES);
+                    }
+                }
+                add::<S, K, _, M, J>(&mut sums, &weights, &rows.map(|row| row.add(block)));
+            }
         }
         finish::<S, K, M, J>(product, tile, sums);
     }
 }
 
+/// Hand over the sums. Those of int8 are scaled by row, and its zero is taken from them here, as it is every block's.
+///
 /// # Safety
 /// As `tile`.
 #[inline(always)]
@@ -256,23 +297,34 @@ unsafe fn finish<S: Simd, K: Kind, const M: usize, const J: usize>(
     tile: &Tile,
     sums: [[S::V; J]; M],
 ) {
-    for j in 0..J {
-        let group = tile.group + j / S::PARTS;
-        let lane = j % S::PARTS * S::LANES;
-        #[allow(clippy::cast_ptr_alignment)] // scales of int8 are f32
-        // SAFETY: the caller's; a group of int8 has a scale for each row.
-        unsafe {
-            let scale = match K::FORMAT {
-                Format::Int8 => S::load(product.matrix.scales(group).cast::<f32>().add(lane)),
-                _ => S::splat(1.0),
-            };
-            for m in 0..M {
-                let sum = match K::FORMAT {
-                    Format::Int8 => S::mul(sums[m][j], scale),
-                    _ => sums[m][j],
-                };
+    let blocks = tile.columns.start / 32..tile.columns.end.div_ceil(32);
+    let is_int8 = const { matches!(K::FORMAT, Format::Int8) };
+    // SAFETY: the caller's; a group of int8 has a scale for each row.
+    unsafe {
+        for m in 0..M {
+            let row = product.quantized.row(tile.row + m);
+            let mut offset = 0.0;
+            if const { is_int8_moved::<S, K>() } {
+                for block in blocks.clone() {
+                    offset -= zero::<S, K>() as f32 * (*row.add(block)).total;
+                }
+            }
+            for j in 0..J {
+                let group = tile.group + j / S::PARTS;
+                let lane = j % S::PARTS * S::LANES;
+                let mut sum = sums[m][j];
+                if is_int8 {
+                    #[allow(clippy::cast_ptr_alignment)] // scales of int8 are f32
+                    let scale = S::load(product.matrix.scales(group).cast::<f32>().add(lane));
+                    sum = S::mul(S::add(sum, S::splat(offset)), scale);
+                }
                 product.finish::<S>(tile, m, group * GROUP + lane, sum);
             }
         }
     }
+}
+
+/// Int8 that `S` multiplies moved.
+const fn is_int8_moved<S: Simd, K: Kind>() -> bool {
+    matches!(K::FORMAT, Format::Int8) && S::BIAS != 0
 }

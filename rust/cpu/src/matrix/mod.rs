@@ -8,6 +8,7 @@ mod float;
 pub mod format;
 pub(crate) mod integer;
 mod pack;
+mod panel;
 pub(crate) mod product;
 mod quantize;
 

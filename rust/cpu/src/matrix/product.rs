@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::format::{Format, GROUP};
 use super::integer::{Kind, Of};
-use super::{Input, Matrix, Output, float, integer};
+use super::{Input, Matrix, Output, float, integer, panel};
 use crate::activations::Activations;
 use crate::isa::Isa;
 use crate::simd::{Simd, by_isa};
@@ -32,6 +32,8 @@ pub struct Tile {
     pub row: usize,
     pub group: usize,
     pub columns: Range<usize>,
+    /// The weights unpacked (panel.rs), or null.
+    pub panel: *const f32,
 }
 
 impl Product<'_> {
@@ -141,7 +143,7 @@ const fn lone((rows, width): Size) -> usize {
 
 /// A kernel for tiles of M rows by J vectors.
 macro_rules! tiles {
-    ($name:ident, $module:ident, $size:ident, [$($m:literal),*]) => {
+    ($name:ident, $module:ident, $size:ident, $is_integer:literal, [$($m:literal),*]) => {
         /// Compute rows by columns.
         ///
         /// # Safety
@@ -150,8 +152,14 @@ macro_rules! tiles {
         unsafe fn $name<S: Simd, K: Kind>(product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) {
             // A closure in place of these loops' bodies would not be compiled for the instructions.
             for pass in Passes::of::<K>(product.matrix.k(), const { $size::<S, K>() }, rows, columns) {
+                let panel = if const { $is_integer } && pass.num_tiles > 1 {
+                    // SAFETY: as below.
+                    unsafe { panel::unpack::<S, K>(product, &pass) }
+                } else {
+                    std::ptr::null()
+                };
                 for index in 0..pass.num_tiles {
-                    let (tile, num_rows) = pass.tile(index);
+                    let (tile, num_rows) = pass.tile(index, panel);
                     // SAFETY: the caller's; a pass is within rows and columns.
                     unsafe {
                         // A tile that no pass has is not compiled.
@@ -179,33 +187,35 @@ macro_rules! tiles {
     };
 }
 
-tiles!(integers, integer, integer_size, [1, 2, 3, 4, 5, 6]);
+tiles!(integers, integer, integer_size, true, [1, 2, 3, 4, 5, 6]);
 tiles!(
     floats,
     float,
     float_size,
+    false,
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 );
 
 /// Rows that pass by the same weights, tile by tile.
-struct Pass {
+pub struct Pass {
     rows: Range<usize>,
-    group: usize,
+    pub group: usize,
     /// Two groups.
-    is_wide: bool,
-    columns: Range<usize>,
+    pub is_wide: bool,
+    pub columns: Range<usize>,
     num_tiles: usize,
 }
 
 impl Pass {
     /// Tile `index`, and its rows. Tiles are of nearly the same size: a last one of one row would cost as much as a full
     /// one.
-    fn tile(&self, index: usize) -> (Tile, usize) {
+    fn tile(&self, index: usize, panel: *const f32) -> (Tile, usize) {
         let at = |i: usize| self.rows.start + self.rows.len() * i / self.num_tiles;
         let tile = Tile {
             row: at(index),
             group: self.group,
             columns: self.columns.clone(),
+            panel,
         };
         (tile, at(index + 1) - at(index))
     }
@@ -313,7 +323,7 @@ mod tests {
             let mut seen = vec![0; num_rows * groups.end];
             for pass in Passes::of::<Of<4>>(k, size, 0..num_rows, columns) {
                 let mut row = pass.rows.start;
-                for (tile, rows) in (0..pass.num_tiles).map(|i| pass.tile(i)) {
+                for (tile, rows) in (0..pass.num_tiles).map(|i| pass.tile(i, std::ptr::null())) {
                     assert!(rows >= 1 && rows <= if pass.is_wide { size.0 } else { lone(size) });
                     assert_eq!((tile.row, tile.group), (row, pass.group));
                     assert!(tile.columns.start.is_multiple_of(256));
