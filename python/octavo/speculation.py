@@ -34,6 +34,11 @@ class Speculation:
     is_measured: bool
     """Drafts only where they pay, as measured; else wherever there is one."""
 
+    def __str__(self) -> str:
+        grams = f"what followed the newest {self.lookup_min} to {self.lookup_max} tokens before"
+        when = "where it pays" if self.is_measured else "always"
+        return f"up to {self.num_tokens} tokens a sequence, {grams}; {when}"
+
 
 AUTO = Speculation(num_tokens=7, lookup_min=2, lookup_max=8, is_measured=True)
 NGRAM = Speculation(num_tokens=5, lookup_min=2, lookup_max=5, is_measured=False)

@@ -5,6 +5,7 @@ Not here: policy (rust/core), execution (worker/), calls (calls.py), sockets (Ru
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections import deque
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from octavo._core import Core, StepPlan
 from octavo.engine.calls import Calls
 from octavo.worker.base import Runner
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -64,6 +67,10 @@ class EngineLoop:
 
     def close(self) -> None:
         """Release the socket and the device."""
+        counted = self.core.stats()
+        if counted["num_drafts"]:
+            right, drafted = counted["num_accepted_tokens"], counted["num_draft_tokens"]
+            logger.info("speculation: %d of %d drafted tokens were right", right, drafted)
         self.core.close()
         self.runner.close()
 

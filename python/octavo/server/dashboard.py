@@ -51,6 +51,17 @@ PANELS: tuple[tuple[str, str, list[tuple[str, str]]], ...] = (
             )
         ],
     ),
+    (
+        "Drafted tokens that are right",
+        "percentunit",
+        [
+            (
+                "right",
+                f"sum({RATE.format(name=PREFIX + 'spec_decode_num_accepted_tokens_total')}) / "
+                f"sum({RATE.format(name=PREFIX + 'spec_decode_num_draft_tokens_total')})",
+            )
+        ],
+    ),
     ("Answers by status", "short", _by("status", "http_responses_total")),
     ("Ends by reason", "short", _by("finished_reason", "request_success_total")),
     (

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from octavo._core import EmbeddedDecoder
 from octavo.config import EngineConfig
+from octavo.speculation import read_speculation
 from octavo.worker.base import Progress
 from octavo.worker.embedded_plan import find_model, make_plan
 from octavo.worker.embedded_weights import load_weights
@@ -82,7 +83,8 @@ class EmbeddedRunner:
         self.plan = plan = embedded.memory
         self.config = plan.config
         self.num_blocks = plan.num_blocks
-        progress(plan.report(), 1.0)
+        speculation = read_speculation(self.config.scheduler.speculative_config)
+        progress(f"{plan.report()}\n{'speculation':<17}{speculation or 'off'}", 1.0)
         self.decoder = EmbeddedDecoder()
         load_weights(self.decoder, embedded.description, embedded.weights, self.config.model, progress)
         limits = plan.limits

@@ -116,9 +116,11 @@ impl EngineState {
 
     fn check_flights(&self) -> Result<(), String> {
         let (mut rows, mut sampled) = (HashMap::new(), HashMap::new());
+        let mut drafted = HashMap::new();
         for step in &self.in_flight {
             for (index, row) in step.rows.iter().enumerate() {
                 *rows.entry(row.seq).or_insert(0) += 1;
+                *drafted.entry(row.seq).or_insert(0) += row.num_drafted;
                 *sampled.entry(row.seq).or_insert(0) +=
                     u32::from(index < step.num_sampled as usize);
             }
@@ -136,6 +138,13 @@ impl EngineState {
                 return Err(format!(
                     "{:?} counts {} pending tokens, there are {pending}",
                     sequence.key, sequence.num_pending
+                ));
+            }
+            let drafted = drafted.get(&seq).copied().unwrap_or(0);
+            if sequence.is_running() && sequence.drafting.num_in_flight != drafted {
+                return Err(format!(
+                    "{:?} counts {} drafted tokens, there are {drafted}",
+                    sequence.key, sequence.drafting.num_in_flight
                 ));
             }
             if matches!(sequence.state, State::Ending(_)) && expected == 0 {

@@ -210,6 +210,19 @@ impl Guide {
         }
     }
 
+    /// The text that must come next, in tokens as long as there are (the model may spell it otherwise); nothing while the
+    /// text is free.
+    pub fn forced(&self) -> Vec<TokenId> {
+        debug_assert!(self.pending.is_empty(), "a draft behind unknown tokens");
+        if self.gate.is_some() || self.end.is_some() {
+            return Vec::new();
+        }
+        let mut probe = self.matcher.clone();
+        let bytes = catch_unwind(AssertUnwindSafe(|| probe.compute_ff_bytes()));
+        let bytes = bytes.unwrap_or_default();
+        self.compiled.vocabulary.trie().greedy_tokenize(&bytes)
+    }
+
     /// How many tokens of a draft may follow; none of them ends the text. The guide has taken in all tokens before.
     pub fn num_allowed(&self, draft: &[TokenId]) -> usize {
         debug_assert!(self.pending.is_empty(), "a draft behind unknown tokens");

@@ -1,4 +1,5 @@
-//! Speculation: tokens are guessed, computed in one row behind the newest token, and kept as far as sampling agrees.
+//! Speculation: tokens are guessed (by what followed the newest ones before, or because a grammar forces them), computed
+//! in one row behind the newest token, and kept as far as sampling agrees.
 //!
 //! A drafted token is accepted when it is the very token that is sampled at its position, with the sequence's own random
 //! numbers: outputs are those of an engine without drafts, whoever guesses. A draft is data of the plan (`plan::Row`,

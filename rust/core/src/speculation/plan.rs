@@ -52,7 +52,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Appends what could be drafted for a row to `tokens`; the sequence's rate of right ones.
+    /// Appends what could be drafted for a row to `tokens`: what its grammar forces, else what came before. The
+    /// sequence's rate of right ones.
     fn offer(&mut self, config: &SpeculationConfig, row: &Row, tokens: &mut Vec<TokenId>) -> f64 {
         let sequence = self.state.table.seq_mut(row.seq);
         let num_output = sequence.output.len() as u32 + sequence.num_pending;
@@ -61,19 +62,24 @@ impl Planner<'_> {
             .min(sequence.limits.max_output - num_output);
         // Tokens that are sampled, but not known here, are guessed too.
         let num_unknown = sequence.num_pending - 1;
-        if num_unknown > 0 && sequence.guide.is_some() {
+        if most == 0 || (num_unknown > 0 && sequence.guide.is_some()) {
             return 0.0;
         }
         let start = tokens.len();
-        let mut drafting = std::mem::take(&mut sequence.drafting);
-        drafting.look_up(
-            config,
-            sequence.num_known() as usize,
-            |at| sequence.token(at as u32),
-            (num_unknown as usize, most as usize),
-            tokens,
-        );
-        sequence.drafting = drafting;
+        if let Some(guide) = &sequence.guide {
+            tokens.extend(guide.forced().into_iter().take(most as usize));
+        }
+        if tokens.len() == start {
+            let mut drafting = std::mem::take(&mut sequence.drafting);
+            drafting.look_up(
+                config,
+                sequence.num_known() as usize,
+                |at| sequence.token(at as u32),
+                (num_unknown as usize, most as usize),
+                tokens,
+            );
+            sequence.drafting = drafting;
+        }
         let offered = &tokens[start..];
         let stop = offered.iter().position(|id| sequence.names_stop(*id));
         let mut length = stop.unwrap_or(offered.len());
