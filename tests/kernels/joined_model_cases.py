@@ -12,12 +12,10 @@ from paged_steps import fill
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
-from octavo.layers.fused.one_row import OneRow
 from octavo.models.block import SelfAttention
 from octavo.models.config import normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
-from octavo.models.weights import linears_of
 
 SIZES = {
     "vocab_size": 101,
@@ -165,25 +163,3 @@ def test_decode_steps_by_the_one_kernel(name: str) -> None:
 
 def test_models_are_plain_on_cpu() -> None:
     assert all(block.attention.fused is None for block in make_model("llama").layers())
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(96, 192), (40, 2880), (128, 128)])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_products_with_one_row(rows: int, columns: int, has_bias: bool) -> None:
-    torch.manual_seed(rows)
-    weight_oi, x_1i = torch.randn(rows, columns), torch.randn(1, columns)
-    bias_o = torch.randn(rows) if has_bias else None
-    found = OneRow(weight_oi, bias_o, torch.float32, pdl=False)(x_1i)
-    torch.testing.assert_close(found, torch.nn.functional.linear(x_1i, weight_oi, bias_o), rtol=0, atol=2e-4)
-
-
-def test_one_row_is_taken_where_sizes_allow() -> None:
-    joined = make_model("gemma-3")
-    joined.use_joins()
-    linears = linears_of(joined)
-    assert all((linear.one_row is not None) == (linear.in_features % 32 == 0) for linear in linears)
-    assert any(linear.one_row is not None for linear in linears)
-    assert joined.head.one_row is None  # 101 words
-    joined = make_model("gemma-3")
-    joined.use_joins(may_decode=False)
-    assert all(linear.one_row is None for linear in linears_of(joined))

@@ -33,8 +33,6 @@ class Embedding(nn.Module):
         super().__init__()
         self.project: Callable[[Tensor, Tensor], Tensor] = project
         """What scores hidden states; replaced where products must be batch-invariant."""
-        self.one_row: Callable[[Tensor], Tensor] | None = None
-        """A kernel that scores one row (fused/one_row.py)."""
         self.weight = nn.Parameter(torch.empty((vocab_size, dim), dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, token_id_t: Tensor) -> Tensor:
@@ -43,6 +41,4 @@ class Embedding(nn.Module):
 
     def logits(self, hidden_sm: Tensor) -> Tensor:
         """[s, m] -> fp32 [s, v]."""
-        if self.one_row is not None and hidden_sm.shape[0] == 1:
-            return self.one_row(hidden_sm)
         return self.project(hidden_sm, self.weight)

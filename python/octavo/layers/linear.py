@@ -60,8 +60,6 @@ class Dense:
 
     def apply(self, layer: Linear, x_ti: Tensor) -> Tensor:
         """See `LinearMethod.apply`."""
-        if layer.one_row is not None and x_ti.shape[0] == 1:
-            return layer.one_row(x_ti)
         return F.linear(x_ti, layer.weight, layer.bias)
 
 
@@ -101,8 +99,6 @@ class Linear(nn.Module):
         self.out_features = sum(self.shards.values())
         self.has_bias = bias
         self.dtype = dtype
-        self.one_row: Callable[[Tensor], Tensor] | None = None
-        """A kernel for one row (fused/one_row.py), of a layer whose method is `Dense`."""
         self.method = choose(self)
         self.method.create(self, dtype, device)
 

@@ -161,13 +161,10 @@ class Decoder(nn.Module):
         `may_decode`: see `QkvAttention`."""
         from octavo.layers.fused.fp8_joins import quantize_between  # these load Triton
         from octavo.layers.fused.joins import use_joins
-        from octavo.layers.fused.one_row import use_one_row
         from octavo.layers.fused.qkv_attention import QkvAttention
 
         pdl = DeviceTraits.of(self.norm.weight.device).has_dependent_launches
         use_joins(self, pdl=pdl)
-        if may_decode:
-            use_one_row(self, pdl=pdl)
         for block in self.layers():
             layer = block.attention
             if isinstance(block.input_norm, RMSNorm) and not block.is_parallel and isinstance(layer, SelfAttention):
