@@ -144,7 +144,7 @@ def run_shape(shape: str) -> dict[str, Any]:
             "--max-model-len",
             "8192",
             "--repeat",
-            "1",
+            "2",
             "--num-prompts",
             "8",
         ]
