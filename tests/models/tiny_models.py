@@ -269,7 +269,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie-biases": ("Ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
     "ernie-moe": (
         "Ernie4_5_Moe",
-        {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
+        {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 1,
+        },
     ),
     "hunyuan": (
         "HunYuanDenseV1",

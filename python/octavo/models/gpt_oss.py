@@ -57,6 +57,7 @@ def _sorted(tensor: Tensor) -> Tensor:
 
 DEFAULTS = {
     "gpt_oss": {
+        "dtype": "bfloat16",
         "max_position_embeddings": 131072,
         "num_key_value_heads": 8,
         "head_dim": 64,

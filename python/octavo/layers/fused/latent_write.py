@@ -39,7 +39,7 @@ class LatentWrite:
             cos_sin_tr,
             self._norm.weight,
             ctx.kv_cache[self._layer],
-            ctx.slot_mapping_t,
+            ctx.places(self._layer).slot_mapping_t,
             q_thd,
             eps=self._norm.eps,
             is_interleaved=self._is_interleaved,
