@@ -118,7 +118,7 @@ def test_the_plan_tells_which_blocks_are_shared(folder: Path, monkeypatch: pytes
         slot, count = header[SHARED_BLOCKS : SHARED_BLOCKS + 2].tolist()
         assert runner._arenas.share_blocks(plan) == (count > 0)
         if count:
-            table = runner._slots.block_table_sb[:, count - 1].numpy()
+            table = runner._slots.block_table_gsb[0, :, count - 1].numpy()
             rows = runner._arenas.host_slots(plan)
             seen.append((plan.num_rows, count, int(np.sum(table[rows] == table[slot]))))
         else:
