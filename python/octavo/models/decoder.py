@@ -216,7 +216,7 @@ class Decoder(nn.Module):
 
     def forward(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Tensor:
         """See `CausalLM.forward`."""
-        if self.decode_kernels is not None and self.decode_kernels.accepts(ctx):
+        if self.decode_kernels is not None and ctx.media is None and self.decode_kernels.accepts(ctx):
             return self.decode_kernels.forward(token_id_t, ctx)
         hidden_tm: Tensor = self.embed(token_id_t)
         if self.embedding_scale != 1.0:

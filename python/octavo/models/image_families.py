@@ -17,3 +17,6 @@ IMAGE_FAMILIES: dict[str, bool] = {
     "smolvlm": False,
 }
 """`model_type` of config.json -> whether the tokens of an image attend to each other in both directions."""
+
+NATIVE_TEXT = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+"""`model_type` of text models that a native family runs behind an image encoder."""

@@ -25,6 +25,7 @@ from octavo.models.base import CausalLM
 from octavo.models.config import RENAMED, NormalConfig, architecture_of, normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.family import Family
+from octavo.models.image_families import IMAGE_FAMILIES
 from octavo.models.native import FOREIGN_OPTIONS, NATIVE
 
 logger = logging.getLogger(__name__)
@@ -71,10 +72,7 @@ def build_model(
         _check_deterministic(config, quantization)
     max_length = max_model_len or config.max_position_embeddings
     if is_native(config.raw):
-        module, attribute = NATIVE[config.architecture].split(":")
-        family: Family = getattr(import_module(module), attribute)
-        return Decoder(
-            family,
+        return _native(
             config,
             dtype=dtype,
             device=device,
@@ -83,11 +81,37 @@ def build_model(
             decode_kernels=decode_kernels,
             deterministic=deterministic,
         )
+    seeing = _with_images(config, dtype, device, max_length, decode_kernels) if quantization == "none" else None
+    if seeing is not None:
+        return seeing
     if decode_kernels == "fused":
         raise ModelError(f"--decode-kernels fused can't run {config.architecture}: use auto or plain")
     if quantization != "none":
         raise ModelError(f"--quantization {quantization} can't run {config.architecture}: use none")
     return _foreign(config, dtype, device, max_length)
+
+
+def _native(config: NormalConfig, **options: Any) -> Decoder:
+    """The decoder of a native family; `options` are `Decoder`'s."""
+    module, attribute = NATIVE[config.architecture].split(":")
+    family: Family = getattr(import_module(module), attribute)
+    return Decoder(family, config, **options)
+
+
+def _with_images(
+    config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int, decode_kernels: str
+) -> CausalLM | None:
+    """An image-text model whose text model is native, else None."""
+    if config.raw.get("model_type") not in IMAGE_FAMILIES:
+        return None
+    from octavo.models.transformers_config import native_text  # imports Transformers: seconds
+    from octavo.models.vision_language import VisionLanguage
+
+    text = native_text(config.raw)
+    if text is None:
+        return None
+    decoder = _native(text, dtype=dtype, device=device, max_length=max_length, decode_kernels=decode_kernels)
+    return VisionLanguage(config, decoder, dtype=dtype, device=device)
 
 
 def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> CausalLM:
