@@ -5,24 +5,24 @@ prompt and greedy tokens, at once, in chunks that cut images, beside other reque
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from in_process import InThisProcess
 from tiny_images import CASES, picture, saved
 
 from octavo import LLM, SamplingParams
 from octavo.models.image_families import IMAGE_FAMILIES
 from octavo.multimodal import inputs
-from octavo.multimodal.limits import ImageLimits
-from octavo.multimodal.placed import ProcessedImage
-from octavo.multimodal.processor import ImageProcessor
-from octavo.multimodal.sources import ImageSource
 
 NUM_NEW = 16
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True)
 TOLERANCE = 2e-3
+HAS_TORCHVISION = find_spec("torchvision") is not None
+"""Transformers' Pixtral processor does not load without it (`pip install octavo[vision]`)."""
 TYPES = ("token_type_ids", "mm_token_type_ids")
 """What a processor says of each token; 0: text."""
 
@@ -63,26 +63,17 @@ class Reference:
         return logits.float().log_softmax(-1)[:-1].gather(1, chosen)[:, 0]
 
 
-@pytest.fixture(scope="module", params=sorted(CASES))
+NEED_TORCHVISION = ("llava-pixtral", "mistral3")
+PARAMS = [
+    pytest.param(name, marks=pytest.mark.skipif(name in NEED_TORCHVISION and not HAS_TORCHVISION, reason="torchvision"))
+    for name in sorted(CASES)
+]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Reference, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     return Reference(request.param, folder), folder
-
-
-class InThisProcess:
-    """Stands for the process of the processor: it takes seconds to start, and test_images.py has it."""
-
-    def __init__(self, folder: str, limits: ImageLimits) -> None:
-        self._processor = ImageProcessor(folder, limits.max_pixels)
-
-    def placeholder(self) -> tuple[str, int]:
-        return self._processor.placeholder, self._processor.placeholder_id
-
-    def process(self, source: ImageSource) -> ProcessedImage:
-        return self._processor.process(source)
-
-    def close(self) -> None:
-        """There is nothing to end."""
 
 
 @pytest.fixture(autouse=True)

@@ -231,6 +231,42 @@ def internvl(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     return config, images, {"image_seq_length": 4}
 
 
+PIXTRAL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 48,
+    "patch_size": 4,
+    "head_dim": 16,
+}
+
+
+def pixtral_images() -> Any:
+    return pil("pixtral", "Pixtral")(size={"longest_edge": 40}, patch_size={"height": 4, "width": 4})
+
+
+def pixtral(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    config = transformers.LlavaConfig(
+        vision_config=transformers.PixtralVisionConfig(**PIXTRAL),
+        text_config=transformers.MistralConfig(**TEXT, sliding_window=None),
+        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return config, pixtral_images(), {"patch_size": 4}
+
+
+def mistral3(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    config = transformers.Mistral3Config(
+        vision_config=transformers.PixtralVisionConfig(**PIXTRAL),
+        text_config=transformers.MistralConfig(**TEXT, sliding_window=None),
+        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
+        spatial_merge_size=2,
+    )
+    return config, pixtral_images(), {"patch_size": 4, "spatial_merge_size": 2}
+
+
 def idefics_vision() -> dict[str, Any]:
     return {**SIGLIP, "num_channels": 3}
 
@@ -268,6 +304,8 @@ IDEFICS_NAMES = {
     "global_image_token": "<global-img>",
 }
 
+PIXTRAL_TOKENS = {"placeholder": "[IMG]", "specials": ("[IMG]", "[IMG_BREAK]", "[IMG_END]")}
+
 CASES: dict[str, Case] = {
     "llava": Case("LlavaProcessor", llava),
     "llava_next": Case("LlavaNextProcessor", llava_next),
@@ -294,6 +332,8 @@ CASES: dict[str, Case] = {
             "video_token": "<video>",
         },
     ),
+    "llava-pixtral": Case("PixtralProcessor", pixtral, **PIXTRAL_TOKENS),
+    "mistral3": Case("PixtralProcessor", mistral3, **PIXTRAL_TOKENS),
     "idefics3": Case("Idefics3Processor", idefics3, "<image>", IDEFICS_TOKENS, IDEFICS_NAMES),
     "smolvlm": Case("SmolVLMProcessor", smolvlm, "<image>", IDEFICS_TOKENS, IDEFICS_NAMES),
 }

@@ -66,5 +66,6 @@ def _attend(spec: AttentionSpec, q_qhd: Tensor, ctx: ForwardContext, span: Whole
     visible_qk = (key_k[None, :] <= position_q[:, None]) | (key_k[None, :] >= span.start)
     if spec.window:
         visible_qk &= key_k[None, :] > position_q[:, None] - spec.window
-    k_gkd, v_gkd = gather_row(ctx.kv_cache[spec.layer], ctx.block_table_sb[span.slot], low, span.end)
+    table_sb = ctx.places(spec.layer).block_table_sb
+    k_gkd, v_gkd = gather_row(ctx.kv_cache[spec.layer], table_sb[span.slot], low, span.end)
     return attend_row(q_qhd, k_gkd, v_gkd, visible_qk, spec.scale, spec.soft_cap, sink_h)

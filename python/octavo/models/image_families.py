@@ -11,6 +11,7 @@ IMAGE_FAMILIES: dict[str, bool] = {
     "llava": False,
     "llava_next": False,
     "llava_onevision": False,
+    "mistral3": False,
     "qwen2_5_vl": False,
     "qwen2_vl": False,
     "qwen3_vl": False,

@@ -33,6 +33,7 @@ class VisionLanguage(nn.Module):
         self.text = text
         self.vocab_size = text.vocab_size
         self.is_capturable = text.is_capturable
+        self.reads_together = text.reads_together
         self.attention_specs = text.attention_specs
         causal = build_on_meta(config, dtype)
         self._names = CheckpointNames(causal)
@@ -44,7 +45,7 @@ class VisionLanguage(nn.Module):
         if device.type != "meta":
             materialize(causal, device, [])
         self.vision = base
-        self.images = ImageEncoder(base, config.raw, dtype)
+        self.images: ImageEncoder | None = ImageEncoder(base, config.raw, dtype)
 
     def set_attention_backend(self, backend: AttentionBackend) -> None:
         """Before the first step."""

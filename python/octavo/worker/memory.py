@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.models.image_families import IMAGE_FAMILIES
 from octavo.worker.cache_groups import CacheLayout, layout_of, one_group
 from octavo.worker.device import DeviceFacts, check_backend, find_device
 from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization, with_fewer_tokens
@@ -46,6 +47,8 @@ GRAPH_BYTES = 8 << 20
 """A captured graph's own memory, roughly; intermediate tensors are in `activation_bytes`."""
 GRAPHS_A_SIZE = 5
 """One for each bound on the context (graphs.py), and two for rows that share blocks (together_graphs.py)."""
+ENCODER_BYTES = GIB
+"""Of intermediate tensors, for an image of several thousand patches."""
 MAX_SHARE = 0.98
 FEW_TOKENS = 1024
 USEFUL_BATCHES = 4
@@ -173,10 +176,18 @@ def usage_of(config: EngineConfig, model: NormalConfig, device: DeviceFacts, wei
     return Usage(
         weight_bytes=weight_bytes,
         activation_bytes=limits.max_num_batched_tokens * per_token
-        + expert_bytes(model, limits.max_num_batched_tokens, item),
+        + expert_bytes(model, limits.max_num_batched_tokens, item)
+        + image_bytes(config, model, device),
         sampling_bytes=chunk_rows * model.vocab_size * LOGIT_BYTES + counts_and_masks,
         graph_bytes=(len(sizes) * GRAPHS_A_SIZE + num_mixed) * GRAPH_BYTES + graph_tokens * per_token,
     )
+
+
+def image_bytes(config: EngineConfig, model: NormalConfig, device: DeviceFacts) -> int:
+    """What images take beside their tokens: embeddings that are kept, and the encoder's work on a large one."""
+    if model.raw.get("model_type") not in IMAGE_FAMILIES:
+        return 0
+    return config.media.encoder_cache_bytes + (ENCODER_BYTES if device.kind == "cuda" else 0)
 
 
 def expert_bytes(model: NormalConfig, num_tokens: int, item: int) -> int:
