@@ -67,6 +67,24 @@ def test_without_tensor_memory_accelerator(monkeypatch: pytest.MonkeyPatch) -> N
         assert compiled.shared_bytes <= SHARED_BYTES
 
 
+@pytest.mark.parametrize("rows", [1, 32, 600])
+def test_biases_and_clamped_activations(rows: int) -> None:
+    """gpt-oss-20b's experts."""
+    count, width = 32, 2880
+    experts = Experts(
+        empty(count, width),
+        empty(count, 2 * width, width),
+        empty(count, width, width),
+        4,
+        True,
+        empty(count, 2 * width),
+        empty(count, width),
+        7.0,
+        1.702,
+    )
+    check(prompt_launches(experts, rows))
+
+
 def check(launches: list[Launch]) -> None:
     for launch in launches:
         if launch.variant not in seen:

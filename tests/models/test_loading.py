@@ -51,6 +51,12 @@ def test_problems_are_named(folders: dict[str, Path], case: str) -> None:
     assert "is torch.int8" in message
 
 
+def test_another_vocabulary_is_named(tmp_path: Path) -> None:
+    folder = save(make_reference("llama"), tmp_path)
+    with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight is torch\.float32 \[101, 64\], not \[103, 64\]"):
+        load(folder, vocab_size=103)
+
+
 @pytest.mark.parametrize(("case", "merged_router"), [("qwen3-moe", "mlp.gate"), ("mixtral", "mlp.gate")])
 def test_experts_in_one_tensor(tmp_path: Path, case: str, merged_router: str) -> None:
     """Transformers 5 keeps all experts of a kind in one parameter; checkpoints may have its names."""

@@ -44,6 +44,25 @@ PLAIN: dict[str, dict[str, Any]] = {
     "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"},
     "starcoder2": {"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2"},
     "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
+    "gpt_oss": {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 8},
+    "deepseek_v2": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 256,
+    },
+    "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
+    "glm4_moe": {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe"},
+    "llama4": {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "attention_chunk_size": 512},
+    "ernie_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe"},
+    "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
+    "falcon": {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "head_dim": None,
+    },
 }
 """Families -> their config.json; of FUSED, whole decode steps run in fused kernels."""
 
