@@ -179,7 +179,7 @@ ROW_BY_ROW: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention not routed": ("Bloom", {}, "0 of 3 layers"),
     "attention by a table of classes": ("Falcon", {"alibi": True}, "its attention can't be replaced"),
     "bias on scores": ("Mpt", {"n_layers": 3, "n_heads": 4, "d_model": 64}, "MptForCausalLM"),
-    "state space": ("Mamba2", {"num_heads": 8, "head_dim": 16}, "convolutions over tokens"),
+    "state space": ("Mamba", {}, "convolutions over tokens"),
 }
 """What keeps a model from running on packed rows -> (a Transformers class and its fields; part of the message)."""
 

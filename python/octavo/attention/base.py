@@ -55,6 +55,25 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A layer that keeps a state of a sequence instead of keys and values: a block has one, after the last of its
+    positions that was computed."""
+
+    layer: int
+    """Index into `ForwardContext.kv_cache`."""
+    size: int
+    """Numbers of a state, fp32."""
+
+    def cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Of its tensor in `ForwardContext.kv_cache`."""
+        return num_blocks, self.size
+
+
+CacheSpec = AttentionSpec | StateSpec
+"""A layer that keeps something of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
 class Places:
     """Where the layers of a cache group have their keys and values."""
 

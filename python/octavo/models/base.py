@@ -5,20 +5,18 @@ Shape suffixes: t tokens of the step, s sampled rows, m model dim, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
+from octavo.attention.base import AttentionBackend, CacheSpec, ForwardContext
 from octavo.models.images import ImageEncoder
 
 
 class CausalLM(Protocol):
     """A decoder. Runs token ids of many rows, packed; attention goes through the context's cache."""
 
-    attention_specs: list[AttentionSpec]
-    """One a layer that has KV, in the order of `ForwardContext.kv_cache`."""
     vocab_size: int
     """Width of the logits."""
     images: ImageEncoder | None
@@ -28,6 +26,10 @@ class CausalLM(Protocol):
 
     reads_together: bool
     """Decode steps make use of `ForwardContext.shared_2`."""
+
+    @property
+    def attention_specs(self) -> Sequence[CacheSpec]:
+        """One a layer that keeps something, in the order of `ForwardContext.kv_cache`."""
 
     def set_attention_backend(self, backend: AttentionBackend) -> None: ...
 

@@ -86,6 +86,8 @@ class NormalConfig:
     value_dim: int = 0
     """The cache holds no V: it is the first `value_dim` of a token's `head_dim` numbers (latent attention; there is one
     KV head); 0: it holds V."""
+    state_size: int = 0
+    """All layers keep states of so many numbers (fp32) instead of keys and values; 0: none does."""
     local_theta: float | None = None
     """Base of the rotations of layers with a window, where it is given apart; their frequencies are plain."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+STATE_SPACE = {"Mamba2ForCausalLM": "octavo.models.mamba2:Mamba2"}
+"""Classes of models without attention; their configs are Transformers'."""
+
 NATIVE = {
     "LlamaForCausalLM": "octavo.models.llama:FAMILY",
     "MistralForCausalLM": "octavo.models.mistral:FAMILY",

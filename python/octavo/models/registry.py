@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from octavo.attention.base import AttentionSpec
+from octavo.attention.base import AttentionSpec, CacheSpec, StateSpec
 from octavo.errors import ModelError
 from octavo.layers.invariant import invariant
 from octavo.layers.linear import DENSE, Choice, Linear, LinearMethod, dense
@@ -26,7 +26,7 @@ from octavo.models.config import RENAMED, NormalConfig, architecture_of, normali
 from octavo.models.decoder import Decoder
 from octavo.models.family import Family
 from octavo.models.image_families import IMAGE_FAMILIES
-from octavo.models.native import FOREIGN_OPTIONS, NATIVE
+from octavo.models.native import FOREIGN_OPTIONS, NATIVE, STATE_SPACE
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +115,14 @@ def _with_images(
 
 
 def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> CausalLM:
-    """Transformers' model, the quickest way that it runs."""
-    from octavo.models.transformers_backend import TransformersModel  # imports Transformers: seconds
+    """A model whose config is Transformers', the quickest way that it runs."""
+    if config.architecture in STATE_SPACE:
+        from octavo.models.transformers_config import foreign_config  # imports Transformers: seconds
+
+        module, attribute = STATE_SPACE[config.architecture].split(":")
+        model_class: Callable[..., CausalLM] = getattr(import_module(module), attribute)
+        return model_class(config, foreign_config(config.raw), dtype=dtype, device=device)
+    from octavo.models.transformers_backend import TransformersModel
     from octavo.models.transformers_build import NotPackableError
     from octavo.models.transformers_rows import TransformersRows
 
@@ -168,25 +174,29 @@ class Footprint:
     weight_bytes: int
     """Of parameters and buffers, exact."""
     is_capturable: bool
-    attention_specs: tuple[AttentionSpec, ...]
+    attention_specs: tuple[CacheSpec, ...]
     """Of each layer that has a cache."""
 
 
-def as_attended(config: NormalConfig, specs: Sequence[AttentionSpec]) -> NormalConfig:
-    """The config with the heads, windows and chunks that the layers have in fact: of Transformers' classes, only their
-    calls tell. Where layers differ, heads are those of the layer that keeps most. Models that keep no keys and values
+def as_attended(config: NormalConfig, specs: Sequence[CacheSpec]) -> NormalConfig:
+    """The config with the heads, windows, chunks and states that layers have in fact: of Transformers' classes, only
+    their calls tell. Where layers differ, heads are those of the layer that keeps most. Models that keep something else
     there (transformers_rows.py) stay as they are."""
     if len(specs) != config.num_layers:
         return config
-    most = max(specs, key=lambda spec: math.prod(spec.cache_shape(1, 1)))
+    states = [spec.size for spec in specs if isinstance(spec, StateSpec)]
+    if len(states) == len(specs):
+        return replace(config, state_size=max(states))
+    heads = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+    most = max(heads, key=lambda spec: math.prod(spec.cache_shape(1, 1)))
     return replace(
         config,
         num_heads=most.num_heads,
         num_kv_heads=most.num_kv_heads,
         head_dim=most.head_dim,
         value_dim=most.value_dim,
-        layer_windows=tuple(spec.window for spec in specs),
-        layer_chunks=tuple(spec.chunk for spec in specs) if any(spec.chunk for spec in specs) else (),
+        layer_windows=tuple(spec.window for spec in heads),
+        layer_chunks=tuple(spec.chunk for spec in heads) if any(spec.chunk for spec in heads) else (),
     )
 
 

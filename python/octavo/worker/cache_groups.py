@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo.attention.base import AttentionSpec
+    from octavo.attention.base import CacheSpec
     from octavo.models.config import NormalConfig
 
 MAX_GROUPS = 16
@@ -25,8 +25,8 @@ ALMOST_EQUAL = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What a layer reads of a sequence: `kind` is "all", "window" (`size` tokens) or "chunk" (from the last multiple of
-    `size` on)."""
+    """What a layer reads of a sequence: `kind` is "all", "window" (`size` tokens), "chunk" (from the last multiple of
+    `size` on) or "state" (one, of `STATE.size` positions: the one before and its own)."""
 
     kind: str = "all"
     size: int = 0
@@ -35,11 +35,18 @@ class Keep:
         """Blocks with which a sequence of any length goes on, with `depth` steps in flight; None: there is no limit."""
         return None if self.kind == "all" else math.ceil((self.size + depth - 2) / block_size) + 1
 
-    def serves(self, spec: AttentionSpec) -> bool:
+    def serves(self, spec: CacheSpec) -> bool:
         """Whether a layer finds all that it reads."""
+        from octavo.attention.base import StateSpec  # imports torch, which plans do without
+
+        if isinstance(spec, StateSpec):
+            return self.kind == "state"
         if self.kind == "chunk":
             return spec.chunk == self.size
-        return self.kind == "all" or 0 < spec.window <= self.size
+        return self.kind == "all" or (self.kind == "window" and 0 < spec.window <= self.size)
+
+
+STATE = Keep("state", 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class CacheLayout:
             fit, over = (middle, over) if fits else (fit, middle)
         return fit * block_size
 
-    def of_model(self, specs: Sequence[AttentionSpec]) -> CacheLayout:
+    def of_model(self, specs: Sequence[CacheSpec]) -> CacheLayout:
         """The layout of a model with these caches: the plan was made from its config. Only where all layers keep all
         may there be more or fewer than the config says."""
         if self.keeps == (Keep(),):
@@ -111,6 +118,8 @@ def lay_out(keeps: Sequence[Keep]) -> CacheLayout:
 
 def layout_of(model: NormalConfig, max_length: int) -> CacheLayout:
     """Groups of a model that Octavo has the layers of, for sequences up to `max_length`."""
+    if model.state_size:
+        return lay_out([STATE] * model.num_layers)
     chunks = model.layer_chunks or (0,) * model.num_layers
     return lay_out(
         [_keep(window, chunk, max_length) for window, chunk in zip(model.layer_windows, chunks, strict=True)]

@@ -1,7 +1,7 @@
 """The KV cache: one tensor a lane (cache_groups.py), zeroed once, so that what padding rows read from the null block is
 a number.
 
-Shape: `AttentionSpec.cache_shape`.
+Shape: `cache_shape` of the layers' specs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.attention.base import AttentionSpec
+from octavo.attention.base import CacheSpec, StateSpec
 from octavo.worker.cache_groups import CacheLayout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "fp8": torch.float8_e4m3fn}
@@ -19,7 +19,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def allocate_kv_cache(
-    specs: Sequence[AttentionSpec],
+    specs: Sequence[CacheSpec],
     layout: CacheLayout,
     *,
     num_blocks: int,
@@ -27,7 +27,7 @@ def allocate_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[Tensor]:
-    """One cache a spec, in the order of `AttentionSpec.layer`; layers of one lane have the same tensor."""
+    """One cache a spec, in the order of `spec.layer`; layers of one lane have the same tensor. States are in fp32."""
     ordered = sorted(specs, key=lambda spec: spec.layer)
     assert [spec.layer for spec in ordered] == list(range(len(ordered))), "layers index the list of caches"
     lanes: dict[int, Tensor] = {}
@@ -35,7 +35,8 @@ def allocate_kv_cache(
     for spec, lane in zip(ordered, layout.layer_lanes, strict=True):
         shape = spec.cache_shape(num_blocks, block_size)
         if lane not in lanes:
-            lanes[lane] = torch.zeros(shape, dtype=dtype, device=device)
+            kept = torch.float32 if isinstance(spec, StateSpec) else dtype
+            lanes[lane] = torch.zeros(shape, dtype=kept, device=device)
         assert lanes[lane].shape == shape, "layers of one lane have caches of one shape"
         caches.append(lanes[lane])
     return caches

@@ -49,6 +49,8 @@ GRAPHS_A_SIZE = 5
 """One for each bound on the context (graphs.py), and two for rows that share blocks (together_graphs.py)."""
 ENCODER_BYTES = GIB
 """Of intermediate tensors, for an image of several thousand patches."""
+STATE_BLOCK_SIZE = 256
+"""Tokens between two states that are kept, where layers keep states."""
 MAX_SHARE = 0.98
 FEW_TOKENS = 1024
 USEFUL_BATCHES = 4
@@ -105,7 +107,7 @@ class MemoryPlan:
         counts: dict[str, int] = {}
         for group in self.layout.layer_groups:
             keep = self.layout.keeps[group]
-            name = "all" if keep.kind == "all" else f"a {keep.kind} of {keep.size} tokens"
+            name = {"all": "all", "state": "states"}.get(keep.kind, f"a {keep.kind} of {keep.size} tokens")
             counts[name] = counts.get(name, 0) + 1
         parts = ", ".join(f"{count} layers keep {name}" for name, count in counts.items())
         return "" if counts.keys() == {"all"} else f"; {parts} ({len(self.layout.keeps)} groups)"
@@ -135,8 +137,10 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 100 else f"{num_bytes / MIB:.2f} MiB"
 
 
-def kv_token_bytes(model: NormalConfig, dtype: str) -> int:
-    """Bytes of K and V (or of latents) of one token in all layers."""
+def kv_token_bytes(model: NormalConfig, dtype: str, block_size: int = 1) -> int:
+    """Bytes of K and V (or of latents) of one token in all layers; of states, a token's share of a block's."""
+    if model.state_size:
+        return math.ceil(4 * model.state_size / block_size) * model.num_layers
     planes = 1 if model.value_dim else 2
     return planes * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
 
@@ -248,10 +252,10 @@ def plan_memory(
     """
     limits = limits_of(config)
     usage = usage_of(config, model, device, weight_bytes)
-    token_bytes = kv_token_bytes(model, kv_dtype(config))
+    token_bytes = kv_token_bytes(model, kv_dtype(config), limits.block_size)
     asked = config.model.max_model_len
     wanted_len = asked if isinstance(asked, int) else model.max_position_embeddings
-    is_grouped = is_even and config.cache.cache_groups
+    is_grouped = is_even and (config.cache.cache_groups or model.state_size > 0)
     layout = layout_of(model, wanted_len) if is_grouped else one_group(model.num_layers)
     longest_blocks = layout.blocks_for(wanted_len, limits.block_size, limits.overlap_depth)
     useful_blocks = USEFUL_BATCHES * limits.max_num_seqs * longest_blocks + 1
@@ -380,5 +384,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     if not taken.is_capturable:
         resolved = replace(resolved, execution=replace(resolved.execution, enforce_eager=True, cuda_graph_sizes=[]))
     model, specs = as_attended(model, taken.attention_specs), taken.attention_specs
+    if model.state_size and config.cache.block_size is None:
+        resolved = replace(resolved, cache=replace(resolved.cache, block_size=STATE_BLOCK_SIZE))
     is_even = len(specs) == model.num_layers and len({spec.cache_shape(1, 1) for spec in specs}) == 1
     return plan_memory(resolved, source, model, device, taken.weight_bytes, is_even=is_even)

@@ -39,7 +39,13 @@ from octavo.errors import ModelError  # noqa: E402
 RESULTS = FOLDER / "RESULTS.md"
 PROMPT_LEN, NUM_NEW, TOLERANCE = 40, 16, 2e-3
 CUTS = (13, 14)
-WAYS = {"Decoder": "native", "VisionLanguage": "native", "TransformersModel": "packed", "TransformersRows": "rows"}
+WAYS = {
+    "Decoder": "native",
+    "VisionLanguage": "native",
+    "Mamba2": "native",
+    "TransformersModel": "packed",
+    "TransformersRows": "rows",
+}
 """Class of Octavo's model -> how it runs: own layers; Transformers on packed rows; Transformers row by row."""
 
 KINDS: dict[str, dict[str, Any]] = {
