@@ -1,4 +1,4 @@
-"""silu(gate) * up of a product that holds both, gate first. A program takes BLOCK features of one token.
+"""silu(gate) * up, or gelu's, of a product that holds both, gate first. A program takes BLOCK features of one token.
 
 Shape suffixes: t tokens, i features.
 """
@@ -16,11 +16,11 @@ BLOCK = 2048
 
 
 @triton.jit
-def silu_kernel(
+def gated_kernel(
     gate_up_ptr, out_ptr,
-    DIM: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    DIM: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rounds silu(gate) before the product, as `reference.gated` does."""
+    """Rounds the activation before the product, as `reference.gated` does. GELU: by tanh, x * sigmoid of a cubic."""
     token = (tl.program_id(0) // BLOCKS).to(tl.int64)
     feature_i = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     inside = feature_i < DIM
@@ -30,19 +30,31 @@ def silu_kernel(
     gate_i = tl.load(gate_up_ptr + token * (2 * DIM) + feature_i, mask=inside, other=0.0)
     up_i = tl.load(gate_up_ptr + token * (2 * DIM) + DIM + feature_i, mask=inside, other=0.0)
     wide_i = gate_i.to(tl.float32)
-    active_i = (wide_i / (1.0 + tl.exp(-wide_i))).to(gate_i.dtype)
+    slope_i = wide_i
+    if GELU:
+        slope_i = 1.5957691216057308 * (wide_i + 0.044715 * wide_i * wide_i * wide_i)  # 2 sqrt(2 / pi)
+    active_i = (wide_i / (1.0 + tl.exp(-slope_i))).to(gate_i.dtype)
     result_i = (active_i.to(tl.float32) * up_i.to(tl.float32)).to(gate_i.dtype)
     tl.store(out_ptr + token * DIM + feature_i, result_i, mask=inside)
 
 
 def gated_silu(gate_up_t2i: Tensor, *, pdl: bool = False) -> Tensor:
     """As `kernels.reference.gated.gated_silu`; the product is contiguous."""
+    return _gated(gate_up_t2i, is_gelu=False, pdl=pdl)
+
+
+def gated_gelu(gate_up_t2i: Tensor, *, pdl: bool = False) -> Tensor:
+    """As `kernels.reference.gated.gated_gelu`; the product is contiguous."""
+    return _gated(gate_up_t2i, is_gelu=True, pdl=pdl)
+
+
+def _gated(gate_up_t2i: Tensor, *, is_gelu: bool, pdl: bool) -> Tensor:
     assert gate_up_t2i.is_contiguous()
     tokens, features = gate_up_t2i.shape[0], gate_up_t2i.shape[1] // 2
     out_ti = torch.empty(tokens, features, dtype=gate_up_t2i.dtype, device=gate_up_t2i.device)
     if tokens:
         block = min(BLOCK, triton.next_power_of_2(features))
         blocks = triton.cdiv(features, block)
-        constants = {"DIM": features, "BLOCKS": blocks, "BLOCK": block, "PDL": pdl}
-        launch(silu_kernel, (tokens * blocks, 1, 1), (gate_up_t2i, out_ti), constants, num_warps=4, pdl=pdl)
+        constants = {"DIM": features, "BLOCKS": blocks, "BLOCK": block, "GELU": is_gelu, "PDL": pdl}
+        launch(gated_kernel, (tokens * blocks, 1, 1), (gate_up_t2i, out_ti), constants, num_warps=4, pdl=pdl)
     return out_ti

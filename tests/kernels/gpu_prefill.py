@@ -56,7 +56,7 @@ KINDS = {
     "decode_kernel": "attention",
     "reduce_kernel": "attention",
     "rms_norm_kernel": "norm",
-    "silu_kernel": "activation",
+    "gated_kernel": "activation",
     "rotate_write_kernel": "rotate + write",
     "write_kernel": "rotate + write",
     "nvjet": "product",

@@ -56,6 +56,7 @@ def test_norm_of_a_tiny_row_is_bounded_by_eps() -> None:
 def test_gated_silu(tokens: int, features: int, dtype: torch.dtype) -> None:
     product = 3 * random(tokens, 2 * features, dtype=dtype)
     close(gated.gated_silu(product), reference_gated.gated_silu(product))
+    close(gated.gated_gelu(product), reference_gated.gated_gelu(product))
 
 
 HEADS = {"gqa": (8, 2, 64), "mha": (3, 3, 32), "group-of-7": (7, 1, 64), "dim-80": (4, 2, 80), "dim-128": (2, 1, 128)}

@@ -56,8 +56,9 @@ def test_joins_compile(model: str, pdl: bool) -> None:
         rms_norm.rms_norm(x, gain, 1e-5, pdl=pdl)
         rms_norm.add_rms_norm(x, x, gain, 1e-5, pdl=pdl)
         gated.gated_silu(torch.empty(4, 2 * inner, dtype=BF16), pdl=pdl)
+        gated.gated_gelu(torch.empty(4, 2 * inner, dtype=BF16), pdl=pdl)
         rotate_write.rotate_write(qkv, angles, cache, places, *gains, num_heads=heads, norm_eps=1e-5, pdl=pdl)
-    assert len(launches) == 4
+    assert len(launches) == 5
     for launch in launches:
         compiled = offline_compile.compile_launch(*launch)
         assert compiled.spill_bytes == 0, compiled

@@ -10,12 +10,13 @@ from functools import partial
 
 from torch import nn
 
-from octavo.kernels.triton.gated import gated_silu
+from octavo.kernels.triton.gated import gated_gelu, gated_silu
 from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from octavo.layers.activation import GatedActivation
 from octavo.layers.norm import RMSNorm
 
 SILU = ("silu", "swish")
+GELU = ("gelu_new", "gelu_pytorch_tanh")
 
 
 def use_joins(model: nn.Module, *, pdl: bool) -> None:
@@ -26,3 +27,5 @@ def use_joins(model: nn.Module, *, pdl: bool) -> None:
             module.add = partial(add_rms_norm, pdl=pdl)
         elif isinstance(module, GatedActivation) and module.name in SILU:
             module.run = partial(gated_silu, pdl=pdl)
+        elif isinstance(module, GatedActivation) and module.name in GELU:
+            module.run = partial(gated_gelu, pdl=pdl)
