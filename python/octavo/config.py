@@ -110,8 +110,9 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Numbers of the KV cache: auto those of --dtype, fp8 in 8 bits (e4m3; CUDA devices with fp8).",
-        choices=("auto", "fp8"),
+        "Numbers of the KV cache: auto those of --dtype; float16 and bfloat16 (embedded runner); in 8 bits fp8 (e4m3; "
+        "CUDA devices with fp8) and int8 (a scale for each token and head; embedded runner).",
+        choices=("auto", "float16", "bfloat16", "fp8", "int8"),
     )
     enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prefixes.")
     cache_groups: bool = option(
@@ -303,6 +304,18 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """What `octavo bench` runs."""
+
+    input_len: int = option(128, "Tokens of a prompt.", low=1)
+    output_len: int = option(128, "Tokens that are generated.", low=1)
+    batch_size: int = option(1, "Prompts at a time (latency).", low=1)
+    num_iters: int = option(3, "Measured runs (latency).", low=1)
+    num_iters_warmup: int = option(1, "Runs before them (latency).", low=0)
+    num_prompts: int = option(64, "Prompts that come at once (throughput).", low=1)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything that an engine needs; handed down in slices."""
 
@@ -322,6 +335,9 @@ ENGINE_SECTIONS: dict[str, type[Any]] = {
     "parallel": ParallelConfig,
     "media": MediaConfig,
 }
+
+
+SECTIONS: dict[str, type[Any]] = {**ENGINE_SECTIONS, "server": ServerConfig, "bench": BenchConfig}
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +364,8 @@ def _default(f: Field[Any]) -> Any:
 
 @cache
 def section_options(section: str) -> tuple[Option, ...]:
-    """The options of a section ("server" or a name of `ENGINE_SECTIONS`), in order."""
-    cls = ServerConfig if section == "server" else ENGINE_SECTIONS[section]
+    """The options of a section, a name of `SECTIONS`, in order."""
+    cls = SECTIONS[section]
     hints = typing.get_type_hints(cls)
     return tuple(Option(f.name, section, hints[f.name], _default(f), **f.metadata) for f in fields(cls))
 
@@ -416,13 +432,23 @@ def make_engine_config(values: Mapping[str, Any]) -> EngineConfig:
     return config
 
 
-def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
-    """The same for the server's own options."""
-    options = {o.name: o for o in section_options("server")}
+def _check_values(section: str, values: Mapping[str, Any]) -> None:
+    options = {o.name: o for o in section_options(section)}
     for name, value in values.items():
         if name not in options:
             raise ConfigError(f"unknown option {name!r}{nearest(name, list(options))}", name)
         check_value(options[name], value)
+
+
+def make_bench_config(values: Mapping[str, Any]) -> BenchConfig:
+    """The same for the options of `octavo bench`."""
+    _check_values("bench", values)
+    return BenchConfig(**values)
+
+
+def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
+    """The same for the server's own options."""
+    _check_values("server", values)
     config = ServerConfig(**values)
     _check_server(config)
     return config

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from embedded_driver import EmbeddedDriver
 from tiny_models import make_reference, save
 from torch import Tensor
 
-from octavo.config import ModelConfig
-from octavo.models.stored_weights import PLAIN, TOP, Place, StoredWeight
+from octavo.config import ModelConfig, make_engine_config
+from octavo.errors import ConfigError
+from octavo.models.stored_weights import PLAIN, TOP, Place
+from octavo.worker.embedded_plan import find_model, make_plan
 from octavo.worker.embedded_weights import kept_format
+from octavo.worker.memory import make_plan as make_torch_plan
 
 
 def divergence(found_tv: Tensor, expected_tv: Tensor) -> float:
@@ -67,11 +68,28 @@ def test_formats_that_weights_are_kept_in(
     """Of a layer's matrix, the embedding, and a matrix whose rows are no whole blocks."""
     config = ModelConfig(dtype=dtype, quantization=quantization)
     for place, expected in zip((Place(0, "q", (64, 64)), Place(TOP, "embed", (64, 64))), kept[:2], strict=True):
-        assert kept_format(place, StoredWeight(stored, place.shape, bytes_of_none), config) == expected
+        assert kept_format(place, stored, config) == expected
     if stored in PLAIN:
         ragged = Place(0, "q", (64, 40))
-        assert kept_format(ragged, StoredWeight(stored, ragged.shape, bytes_of_none), config) == kept[2]
+        assert kept_format(ragged, stored, config) == kept[2]
 
 
-def bytes_of_none() -> npt.NDArray[np.uint8]:
-    raise AssertionError("formats are chosen from headers")
+@pytest.mark.parametrize(("kv_cache_dtype", "most"), [("float16", 1e-6), ("bfloat16", 1e-4), ("int8", 1e-3)])
+def test_narrow_caches(folder: Path, kv_cache_dtype: str, most: float) -> None:
+    """A prompt, and one row a step from then on, read what was rounded."""
+    ids = torch.randint(3, 101, (60,), generator=torch.Generator().manual_seed(2)).tolist()
+    plain, narrow = EmbeddedDriver(folder), EmbeddedDriver(folder, kv_cache_dtype=kv_cache_dtype)
+    chunks = [ids[:40], *([token] for token in ids[40:])]
+    costs = [divergence(narrow.step([(1, chunk)]), plain.step([(1, chunk)])) for chunk in chunks]
+    assert 0 < sum(costs[1:]) / len(costs[1:]) < most
+    assert 0 < costs[0] < most
+
+
+def test_a_cache_of_int8_is_planned_with_its_scales(folder: Path) -> None:
+    values = {"model": str(folder), "device": "cpu", "kv_cache_dtype": "int8"}
+    config = make_engine_config(values)
+    plan = make_plan(config, find_model(config, lambda stage, fraction: None)).memory
+    model = plan.model
+    assert plan.kv_token_bytes == 2 * model.num_layers * model.num_kv_heads * (model.head_dim + 4)
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 needs the embedded runner"):
+        make_torch_plan(make_engine_config({**values, "attention_backend": "reference"}))

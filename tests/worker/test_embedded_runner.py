@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from octavo import LLM, SamplingParams
 from octavo.config import make_engine_config
@@ -88,6 +90,22 @@ def test_prefixes_are_reused(engines: tuple[LLM, LLM]) -> None:
     assert second.outputs[0].token_ids == first.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_preempted_and_chunked_requests_get_the_tokens_they_get_alone(folder: Path, kv_cache_dtype: str) -> None:
+    generator = np.random.default_rng(3)
+    prompts = [generator.integers(3, 120, size=size).tolist() for size in generator.integers(2, 40, size=24)]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
+    options = {**OPTIONS, "runner": "embedded", "max_model_len": 80, "kv_cache_dtype": kv_cache_dtype}
+    with LLM(str(folder), **options) as roomy:
+        expected = [roomy.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
+    with LLM(str(folder), **{**options, "num_gpu_blocks_override": 30, "max_num_batched_tokens": 16}) as crowded:
+        found = [output.outputs[0].token_ids for output in crowded.generate(prompts, params)]
+        stats = crowded.stats()
+    assert found == expected
+    assert stats["num_preemptions"] > 0
+    assert stats["num_free_blocks"] == stats["num_blocks"]
+
+
 def test_auto_takes_it_on_the_cpu_and_says_why_not(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {**OPTIONS, "model": str(folder), "runner": "auto"}
     runner = build_runner(make_engine_config(options), lambda stage, fraction: None)
@@ -122,3 +140,49 @@ def test_torch_is_not_imported(folder: Path, name: str) -> None:
     code = PROGRAMS[name].format(model=str(folder))
     code += "import sys\nassert not {'torch', 'transformers'} & set(sys.modules)\n"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+MEMORY = """
+import re, sys
+from pathlib import Path
+from octavo.config import make_engine_config
+from octavo.engine.build import build_engine
+loop = build_engine(make_engine_config({{"model": {model!r}, "device": "cpu", "runner": "embedded", "dtype": "float32",
+    "max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 128}}), lambda stage, fraction: None)
+status = Path("/proc/self/status").read_text()
+peak = int(re.search(r"VmHWM:\\s+(\\d+)", status).group(1)) * 1024
+print(peak, loop.runner.decoder.weight_bytes())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
+def test_memory_beyond_the_weights_is_small(tmp_path: Path) -> None:
+    """A mapped file's pages do not stay beside the packed copy; the cache is not resident before it is used."""
+    hidden, inner, vocab, num_layers = 512, 2048, 40000, 6
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": num_layers,
+        "vocab_size": vocab,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    for layer in range(num_layers):
+        parts = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
+        parts |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+        parts |= {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in parts.items()}
+    save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
+    code = MEMORY.format(model=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    peak, weights = map(int, done.stdout.split())
+    assert weights > 180e6
+    assert peak - weights < 150e6, f"{peak / 1e6:.0f} MB with {weights / 1e6:.0f} MB of weights"

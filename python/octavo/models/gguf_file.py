@@ -17,6 +17,7 @@ from typing import Any
 
 from octavo.errors import ModelError
 from octavo.models.lfs import refuse_lfs_pointer
+from octavo.models.mapped import release_pages
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -56,6 +57,10 @@ class GGUFFile:
     def data(self, tensor: GGUFTensor) -> memoryview:
         """The tensor's raw bytes, mapped."""
         return memoryview(self.buffer)[tensor.offset : tensor.offset + tensor.num_bytes]
+
+    def release(self, tensor: GGUFTensor) -> None:
+        """The tensor's pages leave memory until somebody reads them."""
+        release_pages(self.buffer, tensor.offset, tensor.num_bytes)
 
 
 class _Cursor:

@@ -10,6 +10,7 @@ import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from octavo.models.checkpoint_names import IGNORABLE, misfit
 from octavo.models.description import Description
 from octavo.models.gguf_file import GGUFFile, GGUFTensor
 from octavo.models.gguf_names import PERMUTED, SHIFTED_NORMS, tensor_names, type_name
+from octavo.models.mapped import release_pages
 from octavo.models.safetensors import StoredTensor, find_tensors
 from octavo.models.sources import ModelSource
 
@@ -51,6 +53,8 @@ class StoredWeight:
     """Its bytes, row by row; mapped where nothing had to be changed."""
     shift: float = 0.0
     """Already added to the values (the 1 of Gemma's norms)."""
+    release: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Nobody needs its bytes for now: their pages leave this process's memory."""
 
 
 def places(model: Description) -> dict[str, Place]:
@@ -151,7 +155,11 @@ def _of_safetensors(tensor: StoredTensor, maps: dict[Path, mmap.mmap]) -> Stored
                 maps[tensor.path] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         return np.frombuffer(maps[tensor.path], np.uint8, count=tensor.num_bytes, offset=tensor.offset)
 
-    return StoredWeight(tensor.format, tensor.shape, read)
+    def release() -> None:
+        if tensor.path in maps:
+            release_pages(maps[tensor.path], tensor.offset, tensor.num_bytes)
+
+    return StoredWeight(tensor.format, tensor.shape, read, release=release)
 
 
 def _of_gguf(file: GGUFFile) -> Iterator[tuple[str, StoredWeight]]:
@@ -163,7 +171,8 @@ def _of_gguf(file: GGUFFile) -> Iterator[tuple[str, StoredWeight]]:
         if architecture in PERMUTED and ".self_attn." in name:
             paired = heads if ".q_proj." in name else kv_heads if ".k_proj." in name else 0
         shift = 1.0 if architecture in SHIFTED_NORMS and name.endswith("norm.weight") else 0.0
-        yield name, StoredWeight(type_name(tensor), tensor.shape, _gguf_reader(file, name, tensor, paired), shift)
+        read, release = _gguf_reader(file, name, tensor, paired), partial(file.release, tensor)
+        yield name, StoredWeight(type_name(tensor), tensor.shape, read, shift, release)
 
 
 def _gguf_reader(file: GGUFFile, name: str, tensor: GGUFTensor, paired: int) -> Callable[[], Bytes]:

@@ -21,6 +21,7 @@ from octavo.worker.base import Progress
 from octavo.worker.embedded_plan import find_model, make_plan
 from octavo.worker.embedded_weights import load_weights
 from octavo.worker.facts import model_facts
+from octavo.worker.resolve import kv_dtype
 
 if TYPE_CHECKING:
     from octavo._core import Core, NewRow, StepPlan
@@ -95,7 +96,7 @@ class EmbeddedRunner:
             block_size=limits.block_size,
             max_length=plan.max_model_len,
             max_tokens=limits.max_num_batched_tokens,
-            cache_dtype=self.config.model.dtype,
+            cache_dtype=kv_dtype(self.config),
             num_threads=limits.cpu_threads,
             layer_groups=plan.layout.layer_groups,
         )

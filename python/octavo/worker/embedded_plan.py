@@ -5,7 +5,6 @@ No torch here, nor in what it imports: a machine without a GPU serves within a s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,16 +16,19 @@ from octavo.models.description import FAMILIES, Description, describe, obstacle
 from octavo.models.sources import ModelSource, resolve_source
 from octavo.models.stored_weights import PLAIN, StoredWeight, check_fit, stored_weights
 from octavo.worker.device import cpu_facts
+from octavo.worker.embedded_weights import kept_bytes
 from octavo.worker.memory import MemoryPlan, plan_memory
-from octavo.worker.resolve import resolve_config
+from octavo.worker.resolve import EMBEDDED_KV_DTYPES, EMBEDDED_QUANTIZATIONS, resolve_config
 
 if TYPE_CHECKING:
     from octavo.worker.base import Progress
 
 BACKENDS = ("auto", "cpu")
 """Attention backends under which the decoder's own attention is meant."""
-QUANTIZATIONS = ("auto", "none", "int8", "int4")
+QUANTIZATIONS = ("auto", "none", *EMBEDDED_QUANTIZATIONS)
 """Values of --quantization that it takes."""
+KV_DTYPES = ("auto", *EMBEDDED_KV_DTYPES)
+""" … and of --kv-cache-dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ def contradiction(config: EngineConfig) -> str | None:
         return "it runs on the CPU, and --device is cuda"
     if config.execution.attention_backend not in BACKENDS:
         return f"it attends by itself, and --attention-backend is {config.execution.attention_backend}"
+    if config.cache.kv_cache_dtype not in KV_DTYPES:
+        return f"it keeps no keys and values in --kv-cache-dtype {config.cache.kv_cache_dtype}"
     if config.model.quantization not in QUANTIZATIONS:
         return f"it does not know --quantization {config.model.quantization}"
     return None
@@ -85,8 +89,7 @@ def make_plan(config: EngineConfig, found: FoundModel) -> EmbeddedPlan:
     full = describe(found.model, found.model.max_position_embeddings)
     if not is_dummy:
         check_fit(full, stored)
-    item = {"float32": 4}.get(dtype, 2)
-    num_bytes = sum(_kept_bytes(weight, dtype) for weight in stored.values()) if stored else item * _numbers(full)
+    num_bytes = kept_bytes(full, stored, resolved.model)
     memory = plan_memory(resolved, found.source, found.model, device, num_bytes)
     return EmbeddedPlan(memory, describe(found.model, memory.max_model_len), stored)
 
@@ -101,19 +104,3 @@ def natural_dtype(model: NormalConfig, stored: Mapping[str, StoredWeight]) -> st
     if wide == {"float32"}:
         return "float32"
     return "bfloat16" if wide == {"bfloat16"} else "float16"
-
-
-def _kept_bytes(weight: StoredWeight, dtype: str) -> int:
-    """Bytes that a tensor takes when it is loaded; about, for quantized formats."""
-    count = math.prod(weight.shape)
-    if dtype == "float32":
-        return 4 * count
-    return 2 * count if weight.format in PLAIN else count
-
-
-def _numbers(model: Description) -> int:
-    """Weights of a decoder, about."""
-    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
-    layer = attention + 3 * model.hidden_size * model.intermediate_size
-    heads = 1 if model.is_tied else 2
-    return len(model.layer_windows) * layer + heads * model.vocab_size * model.hidden_size

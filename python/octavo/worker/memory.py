@@ -18,7 +18,15 @@ from octavo.errors import ConfigError
 from octavo.models.image_families import IMAGE_FAMILIES
 from octavo.worker.cache_groups import CacheLayout, layout_of, one_group
 from octavo.worker.device import DeviceFacts, check_backend, find_device
-from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization, with_fewer_tokens
+from octavo.worker.resolve import (
+    Limits,
+    check_torch_kv_dtype,
+    kv_dtype,
+    limits_of,
+    resolve_config,
+    resolve_quantization,
+    with_fewer_tokens,
+)
 from octavo.worker.step_kinds import MAX_MIXED_GRAPHS, graph_kinds
 
 if TYPE_CHECKING:
@@ -32,7 +40,9 @@ GIB = 1 << 30
 MIB = 1 << 20
 EXPERT_TILE = 128
 """Rows of one expert that the largest tiles of its kernels take."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
+KV_SCALE_BYTES = {"int8": 4}
+"""Behind the numbers of one token in one head."""
 MAX_CHUNK_LOGITS = 1 << 24
 """Logits that exist at a time: the runner samples so many rows at once that rows * vocabulary stays below, or uses at
 most 1 / `LOGITS_SHARE` of a CUDA device's memory if that is more. Every chunk reads the head's weights again."""
@@ -142,7 +152,8 @@ def kv_token_bytes(model: NormalConfig, dtype: str, block_size: int = 1) -> int:
     if model.state_size:
         return math.ceil(4 * model.state_size / block_size) * model.num_layers
     planes = 1 if model.value_dim else 2
-    return planes * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
+    row_bytes = model.head_dim * DTYPE_BYTES[dtype] + KV_SCALE_BYTES.get(dtype, 0)
+    return planes * model.num_layers * model.num_kv_heads * row_bytes
 
 
 def block_bytes(layout: CacheLayout, token_bytes: int, block_size: int) -> int:
@@ -374,6 +385,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     device = find_device(config.execution.device)
     resolved = resolve_config(config, device, model.max_position_embeddings)
     check_backend(resolved.execution.attention_backend, device)
+    check_torch_kv_dtype(config, device)
     quantization = resolve_quantization(config.model.quantization, model, device, is_native=is_native(model.raw))
     resolved = replace(resolved, model=replace(resolved.model, quantization=quantization))
     kept = quantization if device.has_fp8 else "none"

@@ -28,7 +28,9 @@ MAX_PROMPT_GRAPH_TOKENS = 2048
 GRAPH_SHARE = 4
 """Steps with prompts of a graph have at most so large a part of the tokens of the largest step."""
 EMBEDDED_QUANTIZATIONS = ("int8", "int4")
-"""Values of --quantization that torch does not run."""
+"""Values of --quantization that torch does not run …"""
+EMBEDDED_KV_DTYPES = ("float16", "bfloat16", "int8")
+"""… and of --kv-cache-dtype."""
 GRAPH_BACKENDS = frozenset({"triton", "flash"})
 """Backends whose decode steps are Triton kernels: they can run in a CUDA graph, and beside other fused kernels."""
 
@@ -182,6 +184,16 @@ def resolve_quantization(choice: str, model: NormalConfig, device: DeviceFacts, 
     if not is_native and choice == "fp8":
         raise ConfigError(f"--quantization fp8 can't run {model.architecture}: use none", "quantization")
     return "none" if stored != "none" else wanted
+
+
+def check_torch_kv_dtype(config: EngineConfig, device: DeviceFacts) -> None:
+    """ConfigError for a cache that only the embedded runner has."""
+    if config.cache.kv_cache_dtype in EMBEDDED_KV_DTYPES:
+        raise ConfigError(
+            f"--kv-cache-dtype {config.cache.kv_cache_dtype} needs the embedded runner, which does not run this on "
+            f"{device.name}: use auto",
+            "kv_cache_dtype",
+        )
 
 
 def _max_model_len(choice: int | str | None, max_position: int) -> int | str:

@@ -8,7 +8,7 @@ use std::f32::consts::LOG2_E;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::element::{Bf16, Dtype, Element, F16};
+use crate::element::{Bf16, CacheDtype, Dtype, Element, F16, I8, Rounded};
 use crate::error::KernelError;
 use crate::isa::Isa;
 use crate::plan::{Item, Plan, Row};
@@ -23,12 +23,12 @@ pub struct AttentionArgs {
     /// `[num_tokens, num_heads, head_dim]`, tokens `q_stride` elements apart.
     pub q: *const u8,
     pub q_stride: usize,
-    /// `[num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]`.
+    /// `[num_blocks, 2 (K, V), num_kv_heads, block_size]` rows.
     pub kv_cache: *const u8,
     /// `[num_tokens, num_heads, head_dim]`, written in full; tokens of no row get zeros.
     pub out: *mut u8,
     /// Of the cache.
-    pub dtype: Dtype,
+    pub dtype: CacheDtype,
     /// Of q and out.
     pub io_dtype: Dtype,
     /// `[num_rows]` slot of each row.
@@ -188,25 +188,25 @@ impl<'a> Call<'a> {
     /// `E` is the cache's dtype and the positions are within the item's.
     pub unsafe fn keys<E: Element>(&self, item: &Item, low: usize, keys: &mut [*const E]) {
         let (args, row) = (&self.args, self.row(item));
-        let (size, dim) = (args.block_size, args.head_dim);
+        let (size, length) = (args.block_size, E::row_len(args.head_dim));
         let mut done = 0;
         while done < keys.len() {
             let position = low + done;
             let block = self.plan.blocks[row.block_start + position / size - row.first_block];
             let offset = position % size;
             let count = (size - offset).min(keys.len() - done);
-            let start = ((block * 2 * args.num_kv_heads + item.kv_head) * size + offset) * dim;
+            let start = ((block * 2 * args.num_kv_heads + item.kv_head) * size + offset) * length;
             for (i, key) in keys[done..done + count].iter_mut().enumerate() {
                 // SAFETY: block < num_blocks, kv_head < num_kv_heads, offset + i < block_size.
-                *key = unsafe { args.kv_cache.cast::<E>().add(start + i * dim) };
+                *key = unsafe { args.kv_cache.cast::<E>().add(start + i * length) };
             }
             done += count;
         }
     }
 
     /// Elements between a position's key and its value.
-    pub fn value_offset(&self) -> usize {
-        self.args.num_kv_heads * self.args.block_size * self.args.head_dim
+    pub fn value_offset<E: Element>(&self) -> usize {
+        self.args.num_kv_heads * self.args.block_size * E::row_len(self.args.head_dim)
     }
 
     /// Take the result of a pair: `out` (`head_dim` numbers) is the sum of values weighted by 2^(score - greatest),
@@ -255,7 +255,7 @@ impl<'a> Call<'a> {
     /// # Safety
     /// As `finish`; `E` is the dtype of out.
     #[inline(always)]
-    unsafe fn store_as<S: Simd, E: Element>(
+    unsafe fn store_as<S: Simd, E: Rounded>(
         &self,
         item: &Item,
         pair: usize,
@@ -348,11 +348,12 @@ by_isa! {
 }
 
 /// Of a cache's dtype.
-fn kernel(dtype: Dtype, isa: Isa) -> Run {
+fn kernel(dtype: CacheDtype, isa: Isa) -> Run {
     match dtype {
-        Dtype::F32 => select::<f32>(isa),
-        Dtype::Bf16 => select::<Bf16>(isa),
-        Dtype::F16 => select::<F16>(isa),
+        CacheDtype::Plain(Dtype::F32) => select::<f32>(isa),
+        CacheDtype::Plain(Dtype::Bf16) => select::<Bf16>(isa),
+        CacheDtype::Plain(Dtype::F16) => select::<F16>(isa),
+        CacheDtype::Int8 => select::<I8>(isa),
     }
 }
 

@@ -66,12 +66,12 @@ pub fn check_sizes(args: &AttentionArgs) -> Result<(), KernelError> {
         }
     }
     check_products(args)?;
-    check_pointers(args, args.dtype.bytes())
+    check_pointers(args)
 }
 
 /// Strides and products of sizes.
 fn check_products(args: &AttentionArgs) -> Result<(), KernelError> {
-    let bytes = args.dtype.bytes();
+    let bytes = args.io_dtype.bytes();
     let token = check_product(
         "num_heads * head_dim",
         &[args.num_heads, args.head_dim],
@@ -92,9 +92,9 @@ fn check_products(args: &AttentionArgs) -> Result<(), KernelError> {
             2,
             args.num_kv_heads,
             args.block_size,
-            args.head_dim,
+            args.dtype.row_bytes(args.head_dim),
         ],
-        bytes,
+        1,
     )?;
     check_product(
         "block_table",
@@ -109,14 +109,15 @@ fn check_products(args: &AttentionArgs) -> Result<(), KernelError> {
     check_product("query_start", &[args.num_rows.saturating_add(1)], 4).map(|_| ())
 }
 
-fn check_pointers(args: &AttentionArgs, bytes: usize) -> Result<(), KernelError> {
+fn check_pointers(args: &AttentionArgs) -> Result<(), KernelError> {
+    let bytes = args.io_dtype.bytes();
     check_pointer("query_start", args.query_start, 4)?;
     if args.num_tokens > 0 {
         check_pointer("q", args.q, bytes)?;
         check_pointer("out", args.out.cast_const(), bytes)?;
     }
     if args.num_rows > 0 {
-        check_pointer("kv_cache", args.kv_cache, bytes)?;
+        check_pointer("kv_cache", args.kv_cache, args.dtype.align())?;
         check_pointer("row_slot", args.row_slot, 4)?;
         check_pointer("kv_len", args.kv_len, 4)?;
         check_pointer("block_table", args.block_table, 4)?;

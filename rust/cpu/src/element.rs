@@ -1,11 +1,14 @@
 //! The number formats of caches and activations. Arithmetic is always f32.
+//!
+//! A row of a cache is one token's key or value in one head: `head_dim` numbers, and behind int8 numbers the f32 scale that
+//! they all have.
 
 use std::str::FromStr;
 
 use crate::error::KernelError;
 use crate::simd::Simd;
 
-/// Format of q, the cache and the output.
+/// Format of q and the output, and of most caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
     F32,
@@ -18,6 +21,43 @@ impl Dtype {
         match self {
             Dtype::F32 => 4,
             Dtype::Bf16 | Dtype::F16 => 2,
+        }
+    }
+}
+
+/// Format of cached keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheDtype {
+    Plain(Dtype),
+    /// value = scale * number, scale = max |value| / 127; NaN if a value is not finite.
+    Int8,
+}
+
+impl CacheDtype {
+    /// Bytes of a row.
+    pub fn row_bytes(self, head_dim: usize) -> usize {
+        match self {
+            CacheDtype::Plain(dtype) => head_dim * dtype.bytes(),
+            CacheDtype::Int8 => I8::row_len(head_dim),
+        }
+    }
+
+    /// Bytes that a cache's address is a multiple of.
+    pub fn align(self) -> usize {
+        match self {
+            CacheDtype::Plain(dtype) => dtype.bytes(),
+            CacheDtype::Int8 => 1,
+        }
+    }
+}
+
+impl FromStr for CacheDtype {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Self, KernelError> {
+        match name {
+            "int8" => Ok(CacheDtype::Int8),
+            other => other.parse().map(CacheDtype::Plain),
         }
     }
 }
@@ -45,21 +85,72 @@ pub struct Bf16(pub u16);
 #[repr(transparent)]
 pub struct F16(pub u16);
 
-/// A stored number that widens to f32.
+/// A signed byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct I8(pub i8);
+
+/// A number of a cache's row, which widens to f32.
 pub trait Element: Copy + Send + Sync + 'static {
     /// Stored as f32, so that kernels may read it in place.
-    const IS_F32: bool;
+    const IS_F32: bool = false;
+    /// Rows end with a scale.
+    const IS_SCALED: bool = false;
 
     fn to_f32(self) -> f32;
 
-    /// Rounds to nearest, ties to even.
-    fn from_f32(value: f32) -> Self;
+    /// Elements from one row to the next.
+    #[inline(always)]
+    fn row_len(head_dim: usize) -> usize {
+        head_dim
+    }
+
+    /// What the row's numbers are multiplied by.
+    ///
+    /// # Safety
+    /// `row` is readable for `row_len(head_dim)` elements.
+    #[inline(always)]
+    unsafe fn scale(_row: *const Self, _head_dim: usize) -> f32 {
+        1.0
+    }
 
     /// Widen `S::LANES` elements.
     ///
     /// # Safety
     /// `source` is readable for `S::LANES` elements and the machine has `S`'s instructions.
     unsafe fn load<S: Simd>(source: *const Self) -> S::V;
+}
+
+impl Element for I8 {
+    const IS_SCALED: bool = true;
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from(self.0)
+    }
+
+    #[inline(always)]
+    fn row_len(head_dim: usize) -> usize {
+        head_dim + size_of::<f32>()
+    }
+
+    #[inline(always)]
+    unsafe fn scale(row: *const Self, head_dim: usize) -> f32 {
+        // SAFETY: the caller's; the scale lies behind the numbers, anywhere.
+        unsafe { row.add(head_dim).cast::<f32>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(source: *const Self) -> S::V {
+        // SAFETY: the caller's; I8 is a transparent i8.
+        unsafe { S::load_i8(source.cast()) }
+    }
+}
+
+/// A number that f32 can be stored as, one by one.
+pub trait Rounded: Element {
+    /// Rounds to nearest, ties to even.
+    fn from_f32(value: f32) -> Self;
 
     /// Round and store `S::LANES` elements.
     ///
@@ -77,14 +168,16 @@ impl Element for f32 {
     }
 
     #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-
-    #[inline(always)]
     unsafe fn load<S: Simd>(source: *const Self) -> S::V {
         // SAFETY: the caller's.
         unsafe { S::load(source) }
+    }
+}
+
+impl Rounded for f32 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
     }
 
     #[inline(always)]
@@ -95,13 +188,19 @@ impl Element for f32 {
 }
 
 impl Element for Bf16 {
-    const IS_F32: bool = false;
-
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
     }
 
+    #[inline(always)]
+    unsafe fn load<S: Simd>(source: *const Self) -> S::V {
+        // SAFETY: the caller's; Bf16 is a transparent u16.
+        unsafe { S::load_bf16(source.cast()) }
+    }
+}
+
+impl Rounded for Bf16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();
@@ -112,12 +211,6 @@ impl Element for Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(source: *const Self) -> S::V {
-        // SAFETY: the caller's; Bf16 is a transparent u16.
-        unsafe { S::load_bf16(source.cast()) }
-    }
-
-    #[inline(always)]
     unsafe fn store<S: Simd>(target: *mut Self, value: S::V) {
         // SAFETY: the caller's; Bf16 is a transparent u16.
         unsafe { S::store_bf16(target.cast(), value) }
@@ -125,8 +218,6 @@ impl Element for Bf16 {
 }
 
 impl Element for F16 {
-    const IS_F32: bool = false;
-
     #[inline(always)]
     fn to_f32(self) -> f32 {
         let (sign, exponent, fraction) = (
@@ -142,6 +233,14 @@ impl Element for F16 {
         f32::from_bits(magnitude.to_bits() | (sign << 31))
     }
 
+    #[inline(always)]
+    unsafe fn load<S: Simd>(source: *const Self) -> S::V {
+        // SAFETY: the caller's; F16 is a transparent u16.
+        unsafe { S::load_f16(source.cast()) }
+    }
+}
+
+impl Rounded for F16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();
@@ -160,12 +259,6 @@ impl Element for F16 {
             ((magnitude - 0x3800_0000 + 0xfff + ((magnitude >> 13) & 1)) >> 13) as u16
         };
         F16(sign | half)
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(source: *const Self) -> S::V {
-        // SAFETY: the caller's; F16 is a transparent u16.
-        unsafe { S::load_f16(source.cast()) }
     }
 
     #[inline(always)]

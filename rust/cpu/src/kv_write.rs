@@ -1,7 +1,7 @@
 //! Stores a step's K and V in the paged cache.
 
 use crate::checks::{check_pointer, check_product};
-use crate::element::{Bf16, Dtype, Element, F16};
+use crate::element::{Bf16, CacheDtype, Dtype, F16, Rounded};
 use crate::error::KernelError;
 use crate::isa::Isa;
 use crate::simd::{Simd, by_isa};
@@ -122,31 +122,36 @@ fn check(args: &WriteArgs) -> Result<usize, KernelError> {
     Ok(args.head_dim * bytes)
 }
 
-/// Round f32 numbers into a cache's dtype.
+/// Round f32 numbers into a row of a cache.
 ///
 /// # Safety
-/// The source is readable and the target writable for as many numbers as the last argument says; the machine has the
-/// instructions that it was chosen for.
+/// The source is readable for as many numbers as the last argument says and the target writable for a row of them; the
+/// machine has the instructions that it was chosen for.
 pub type Narrow = unsafe fn(*const f32, *mut u8, usize);
 
-/// The `Narrow` for a dtype and this machine.
-pub fn narrowing(dtype: Dtype) -> Narrow {
-    let isa = Isa::best();
+/// The `Narrow` for a dtype, with chosen instructions if the machine has them.
+pub fn narrowing(dtype: CacheDtype, isa: Isa) -> Narrow {
+    let isa = isa.or_best();
     match dtype {
-        Dtype::F32 => narrow_to::<f32>(isa),
-        Dtype::Bf16 => narrow_to::<Bf16>(isa),
-        Dtype::F16 => narrow_to::<F16>(isa),
+        CacheDtype::Plain(Dtype::F32) => narrow_to::<f32>(isa),
+        CacheDtype::Plain(Dtype::Bf16) => narrow_to::<Bf16>(isa),
+        CacheDtype::Plain(Dtype::F16) => narrow_to::<F16>(isa),
+        CacheDtype::Int8 => narrow_to_int8(isa),
     }
 }
 
 by_isa! {
-    fn narrow_to[E: Element](source: *const f32, target: *mut u8, count: usize) -> () = floats (narrow)
+    fn narrow_to[E: Rounded](source: *const f32, target: *mut u8, count: usize) -> () = floats (narrow)
+}
+
+by_isa! {
+    fn narrow_to_int8[](source: *const f32, target: *mut u8, count: usize) -> () = floats (narrow_int8)
 }
 
 /// # Safety
 /// As `Narrow`.
 #[inline(always)]
-unsafe fn narrow<S: Simd, E: Element>(source: *const f32, target: *mut u8, count: usize) {
+unsafe fn narrow<S: Simd, E: Rounded>(source: *const f32, target: *mut u8, count: usize) {
     let target = target.cast::<E>();
     let mut i = 0;
     // SAFETY: i stays below count.
@@ -159,5 +164,36 @@ unsafe fn narrow<S: Simd, E: Element>(source: *const f32, target: *mut u8, count
             target.add(i).write(E::from_f32(*source.add(i)));
             i += 1;
         }
+    }
+}
+
+/// # Safety
+/// As `Narrow`.
+#[inline(always)]
+unsafe fn narrow_int8<S: Simd>(source: *const f32, target: *mut u8, count: usize) {
+    // SAFETY: the caller's; i stays below count, and the scale may lie anywhere.
+    unsafe {
+        let values = std::slice::from_raw_parts(source, count);
+        let greatest = values.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        let is_finite = values.iter().fold(true, |all, v| all & v.is_finite());
+        let scale = greatest / 127.0;
+        let factor = if scale >= f32::MIN_POSITIVE && is_finite {
+            1.0 / scale
+        } else {
+            0.0
+        };
+        let mut i = 0;
+        while i + S::LANES <= count && is_finite {
+            let scaled = S::mul(S::load(source.add(i)), S::splat(factor));
+            S::store_i8(target.add(i).cast(), S::to_i32(scaled));
+            i += S::LANES;
+        }
+        while i < count {
+            let number = (values[i] * factor).round_ties_even().clamp(-127.0, 127.0) as i8;
+            target.add(i).write(number.cast_unsigned());
+            i += 1;
+        }
+        let scale = if is_finite { scale } else { f32::NAN };
+        target.add(count).cast::<f32>().write_unaligned(scale);
     }
 }

@@ -34,7 +34,7 @@ mod wide;
 
 pub use activations::Activations;
 pub use attention::{AttentionArgs, paged_attention};
-pub use element::Dtype;
+pub use element::{CacheDtype, Dtype};
 pub use error::KernelError;
 pub use isa::Isa;
 pub use kv_write::{WriteArgs, write_kv};

@@ -80,7 +80,7 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
                 score,
                 keys: &keys[..count],
                 next: &next[..next_count],
-                value_offset: call.value_offset(),
+                value_offset: call.value_offset::<E>(),
                 dim,
             };
             scores::<S, E, M>(&work);
@@ -104,8 +104,8 @@ unsafe fn scores<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>) {
     unsafe {
         for (j, &key) in work.keys.iter().enumerate() {
             if let Some(&next) = work.next.get(j) {
-                prefetch(next, work.dim);
-                prefetch(next.wrapping_add(work.value_offset), work.dim);
+                prefetch(next, E::row_len(work.dim));
+                prefetch(next.wrapping_add(work.value_offset), E::row_len(work.dim));
             }
             let mut acc = [S::splat(0.0); M];
             let mut d = 0;
@@ -116,8 +116,9 @@ unsafe fn scores<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>) {
                 }
                 d += S::LANES;
             }
+            let scale = E::scale(key, work.dim);
             for (m, acc) in acc.into_iter().enumerate() {
-                work.score.add(m * CHUNK + j).write(S::sum(acc));
+                work.score.add(m * CHUNK + j).write(S::sum(acc) * scale);
             }
         }
     }
@@ -235,10 +236,13 @@ unsafe fn values_at<S: Simd, E: Element, const M: usize, const N: usize>(
             }
         }
         for (j, &key) in work.keys.iter().enumerate() {
-            let value = key.add(work.value_offset + d);
+            let value = key.add(work.value_offset);
             let mut v = [S::splat(0.0); N];
             for n in 0..N {
-                v[n] = E::load::<S>(value.add(n * S::LANES));
+                v[n] = E::load::<S>(value.add(d + n * S::LANES));
+                if E::IS_SCALED {
+                    v[n] = S::mul(v[n], S::splat(E::scale(value, work.dim)));
+                }
             }
             for m in 0..M {
                 let p = S::splat(*work.score.add(m * CHUNK + j));

@@ -139,7 +139,7 @@ unsafe fn chunk<S: Simd, E: Element>(
     values: &mut [*const f32],
     copy: (*mut f32, *mut f32),
 ) {
-    let (dim, offset) = (call.args.head_dim, call.value_offset());
+    let (dim, offset) = (call.args.head_dim, call.value_offset::<E>());
     let mut stored = [std::ptr::null::<E>(); CHUNK];
     // SAFETY: positions are the item's; widened rows are dim apart.
     unsafe {
@@ -156,8 +156,10 @@ unsafe fn chunk<S: Simd, E: Element>(
     }
 }
 
+/// A row as f32.
+///
 /// # Safety
-/// Both are valid for `count` elements.
+/// `source` is a row of `count` numbers, for which `target` has room.
 #[inline(always)]
 unsafe fn widen<S: Simd, E: Element>(
     source: *const E,
@@ -167,12 +169,17 @@ unsafe fn widen<S: Simd, E: Element>(
     let mut d = 0;
     // SAFETY: d stays below count.
     unsafe {
+        let scale = E::scale(source, count);
         while d + S::LANES <= count {
-            S::store(target.add(d), E::load::<S>(source.add(d)));
+            let mut wide = E::load::<S>(source.add(d));
+            if E::IS_SCALED {
+                wide = S::mul(wide, S::splat(scale));
+            }
+            S::store(target.add(d), wide);
             d += S::LANES;
         }
         while d < count {
-            target.add(d).write((*source.add(d)).to_f32());
+            target.add(d).write((*source.add(d)).to_f32() * scale);
             d += 1;
         }
     }

@@ -3,7 +3,7 @@
 mod paged;
 
 use octavo_cpu::attention::paged_attention_with;
-use octavo_cpu::{Dtype, Isa, KernelError};
+use octavo_cpu::{CacheDtype, Dtype, Isa, KernelError};
 use paged::{Case, Shape};
 use proptest::prelude::*;
 
@@ -36,7 +36,12 @@ fn shape() -> impl Strategy<Value = Shape> {
         Just(5),
         Just(33)
     ];
-    let dtypes = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16), Just(Dtype::F16)];
+    let dtypes = prop_oneof![
+        Just(CacheDtype::Plain(Dtype::F32)),
+        Just(CacheDtype::Plain(Dtype::Bf16)),
+        Just(CacheDtype::Plain(Dtype::F16)),
+        Just(CacheDtype::Int8)
+    ];
     let windows = prop_oneof![2 => Just(0usize), 1 => 1..200usize];
     let caps = prop_oneof![2 => Just(0.0f32), 1 => 0.5f32..30.0];
     (
@@ -93,7 +98,7 @@ fn plain(rows: Vec<(usize, usize)>) -> Shape {
         kv_heads: 2,
         group: 3,
         dim: 64,
-        dtype: Dtype::F32,
+        dtype: CacheDtype::Plain(Dtype::F32),
         window: 0,
         soft_cap: 0.0,
         block_size: 16,

@@ -1,6 +1,6 @@
 //! Half-precision conversions, over every bit pattern.
 
-use octavo_cpu::element::{Bf16, Element, F16};
+use octavo_cpu::element::{Bf16, Element, F16, Rounded};
 
 /// IEEE binary16 from its definition.
 fn half(bits: u16) -> f64 {

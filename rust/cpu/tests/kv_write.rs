@@ -1,6 +1,7 @@
 //! The KV write: every token at its place and nothing else touched; wrong places refused.
 
-use octavo_cpu::{Dtype, KernelError, WriteArgs, write_kv};
+use octavo_cpu::kv_write::narrowing;
+use octavo_cpu::{CacheDtype, Dtype, Isa, KernelError, WriteArgs, write_kv};
 
 const BLOCKS: usize = 5;
 const SIZE: usize = 4;
@@ -94,5 +95,38 @@ fn wrong_sizes_are_refused() {
         // SAFETY: the call is refused before it reads through what the lie changed.
         let error = unsafe { write_kv(&call) }.expect_err(named).to_string();
         assert!(error.contains(named), "{named}: {error}");
+    }
+}
+
+#[test]
+fn int8_rows_keep_half_a_step_and_no_lie() {
+    let values: Vec<f32> = (0..37).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
+    let count = values.len();
+    let step = values.iter().fold(0.0f32, |most, v| most.max(v.abs())) / 127.0;
+    for &isa in Isa::available() {
+        let mut row = vec![0x55u8; CacheDtype::Int8.row_bytes(count) + 4];
+        let narrow = narrowing(CacheDtype::Int8, isa);
+        // SAFETY: the row has room.
+        unsafe { narrow(values.as_ptr(), row.as_mut_ptr(), count) };
+        let scale = f32::from_le_bytes(row[count..count + 4].try_into().unwrap());
+        assert_eq!(row[count + 4..], [0x55; 4], "wrote behind the row");
+        for (number, value) in row.iter().zip(&values) {
+            let got = f32::from(number.cast_signed()) * scale;
+            assert!(
+                (got - value).abs() <= 0.501 * step,
+                "{isa:?}: {value} is {got}"
+            );
+        }
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut values = values.clone();
+            values[5] = bad;
+            // SAFETY: as above.
+            unsafe { narrow(values.as_ptr(), row.as_mut_ptr(), count) };
+            let scale = f32::from_le_bytes(row[count..count + 4].try_into().unwrap());
+            assert!(scale.is_nan(), "{isa:?}: {bad} has become a number");
+        }
+        // SAFETY: as above.
+        unsafe { narrow([0.0; 37].as_ptr(), row.as_mut_ptr(), count) };
+        assert!(row[..count + 4].iter().all(|&byte| byte == 0));
     }
 }

@@ -1,7 +1,7 @@
 //! CPU kernels on tensors' addresses. The Python side (`octavo.attention.cpu`) vouches for addresses and sizes;
 //! everything read through an index is checked in `octavo_cpu`.
 
-use octavo_cpu::{AttentionArgs, Isa, KernelError, ThreadPool, WriteArgs};
+use octavo_cpu::{AttentionArgs, CacheDtype, Isa, KernelError, ThreadPool, WriteArgs};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -63,7 +63,7 @@ fn cpu_paged_attention(
             q_stride,
             kv_cache: kv_cache as *const u8,
             out: out as *mut u8,
-            dtype,
+            dtype: CacheDtype::Plain(dtype),
             io_dtype: dtype,
             row_slot: row_slot as *const i32,
             query_start: query_start as *const i32,

@@ -5,7 +5,8 @@ use super::cache::CacheShape;
 use super::description::{Description, LayerKind};
 use super::error::DecoderError;
 use crate::attention::{AttentionArgs, StepAttention};
-use crate::element::Dtype;
+use crate::element::{CacheDtype, Dtype};
+use crate::isa::Isa;
 use crate::kv_write::{Narrow, narrowing};
 use crate::shared::Shared;
 
@@ -26,7 +27,7 @@ unsafe impl Send for Attend {}
 unsafe impl Sync for Attend {}
 
 impl Attend {
-    pub fn new(description: &Description, dtype: Dtype) -> Self {
+    pub fn new(description: &Description, dtype: CacheDtype) -> Self {
         let pair = |layer: &LayerKind| (layer.window, layer.group);
         let mut windows: Vec<(usize, usize)> = description.layers.iter().map(pair).collect();
         windows.sort_unstable();
@@ -34,7 +35,7 @@ impl Attend {
         let kind = |layer| windows.iter().position(|&w| w == pair(layer)).unwrap_or(0);
         Self {
             kernels: StepAttention::default(),
-            narrow: narrowing(dtype),
+            narrow: narrowing(dtype, Isa::best()),
             kinds: description.layers.iter().map(kind).collect(),
             windows,
             args: Vec::new(),
@@ -123,7 +124,7 @@ impl Attend {
         for (which, values) in [k, v].into_iter().enumerate() {
             for (head, values) in values.chunks_exact(dim).enumerate() {
                 let row = (block * 2 + which) * shape.num_kv_heads + head;
-                let start = (row * shape.block_size + offset) * dim * shape.dtype.bytes();
+                let start = (row * shape.block_size + offset) * shape.row_bytes();
                 // SAFETY: within the block, which is within the cache.
                 unsafe {
                     let target = cache.address(0).cast::<u8>().add(start);

@@ -1,14 +1,15 @@
-//! The paged keys and values of all layers: a layer is `[num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim]`.
-//! Layers of different cache groups share one such lane; a block of it is of the group that holds it. Memory that no token has used is not resident.
+//! The paged keys and values of all layers: a layer is `[num_blocks, 2 (K, V), num_kv_heads, block_size]` rows.
+//! Layers of different cache groups share one such lane; a block of it is of the group that holds it. Memory that no
+//! token has used is not resident.
 
 use super::batch::below;
 use super::error::DecoderError;
-use crate::element::Dtype;
+use crate::element::CacheDtype;
 use crate::shared::Shared;
 
 #[derive(Clone, Copy, Debug)]
 pub struct CacheShape {
-    pub dtype: Dtype,
+    pub dtype: CacheDtype,
     pub num_blocks: usize,
     pub block_size: usize,
     pub num_kv_heads: usize,
@@ -16,14 +17,24 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// Numbers of a block in one layer.
-    pub fn block_len(&self) -> usize {
-        2 * self.num_kv_heads * self.block_size * self.head_dim
+    /// Of a block in one layer.
+    pub fn block_bytes(&self) -> Option<usize> {
+        let rows = 2usize
+            .checked_mul(self.num_kv_heads)?
+            .checked_mul(self.block_size)?;
+        rows.checked_mul(self.row_bytes())
+    }
+
+    /// Of a token's key or value in one head.
+    pub fn row_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.head_dim)
     }
 }
 
 pub struct Cache {
     pub shape: CacheShape,
+    /// In one layer.
+    block_bytes: usize,
     /// In words of 8 bytes, so that every dtype is aligned.
     lanes: Vec<Vec<u64>>,
     /// Which of them each layer has.
@@ -34,15 +45,15 @@ impl Cache {
     /// `lane_of`: of each layer.
     pub fn new(shape: CacheShape, lane_of: Vec<usize>) -> Result<Self, DecoderError> {
         let too_large = || DecoderError::Description("the cache is too large".to_owned());
-        let bytes = shape
-            .block_len()
+        let block_bytes = shape.block_bytes().ok_or_else(too_large)?;
+        let bytes = block_bytes
             .checked_mul(shape.num_blocks)
-            .and_then(|len| len.checked_mul(shape.dtype.bytes()))
             .ok_or_else(too_large)?;
         let words = bytes.div_ceil(8);
         let num_lanes = lane_of.iter().max().map_or(0, |lane| lane + 1);
         Ok(Self {
             shape,
+            block_bytes,
             lane_of,
             lanes: (0..num_lanes).map(|_| vec![0; words]).collect(),
         })
@@ -53,7 +64,7 @@ impl Cache {
         for copy in copies.chunks_exact(2) {
             let source = below(copy[0], self.shape.num_blocks, "source of a block copy")?;
             let target = below(copy[1], self.shape.num_blocks, "target of a block copy")?;
-            let bytes = self.shape.block_len() * self.shape.dtype.bytes();
+            let bytes = self.block_bytes;
             for lane in &mut self.lanes {
                 bytes_of(lane).copy_within(source * bytes..(source + 1) * bytes, target * bytes);
             }

@@ -29,7 +29,7 @@ use head::{Head, HeadCall};
 use region::Region;
 use weights::Weights;
 
-use crate::element::Dtype;
+use crate::element::CacheDtype;
 use crate::pool::ThreadPool;
 use crate::sampling::{SlotSampling, gather};
 use crate::shared::Shared;
@@ -47,7 +47,7 @@ pub struct Serving {
     pub max_length: usize,
     /// Most tokens of a step.
     pub max_tokens: usize,
-    pub cache_dtype: Dtype,
+    pub cache_dtype: CacheDtype,
     pub num_threads: usize,
 }
 

@@ -4,17 +4,18 @@ use super::description::{Activation, Rope};
 
 const LANES: usize = 8;
 
-/// Sum of squares, in eight lanes.
-fn sum_of_squares(x: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
+/// Sum of squares, in eight lanes. In f64: a model's few massive activations would swallow the squares of the others.
+fn sum_of_squares(x: &[f32]) -> f64 {
+    let square = |x: &f32| f64::from(*x) * f64::from(*x);
+    let mut lanes = [0.0f64; LANES];
     let chunks = x.chunks_exact(LANES);
-    let rest: f32 = chunks.remainder().iter().map(|x| x * x).sum();
+    let rest: f64 = chunks.remainder().iter().map(square).sum();
     for chunk in chunks {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += x * x;
+            *lane += square(x);
         }
     }
-    lanes.iter().sum::<f32>() + rest
+    lanes.iter().sum::<f64>() + rest
 }
 
 /// x / rms(x) * gain into `out`.
@@ -42,7 +43,7 @@ pub fn rms_norm_in_place(x: &mut [f32], gain: &[f32], eps: f32) {
 }
 
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
-    1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
+    (1.0 / (sum_of_squares(x) / x.len() as f64 + f64::from(eps)).sqrt()) as f32
 }
 
 /// Cosines, then sines, of a position.

@@ -2,7 +2,7 @@
 
 use super::Matrix;
 use super::format::Format;
-use crate::element::{Bf16, Element, F16};
+use crate::element::{Bf16, Element, F16, Rounded};
 use crate::error::KernelError;
 
 /// Columns of a block.

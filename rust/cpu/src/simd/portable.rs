@@ -1,7 +1,7 @@
 //! Eight lanes in plain Rust; the compiler vectorizes for the target's baseline.
 
 use super::{Numbers, Simd};
-use crate::element::{Bf16, Element, F16};
+use crate::element::{Bf16, Element, F16, Rounded};
 
 /// Any machine.
 #[derive(Clone, Copy)]

@@ -1,8 +1,9 @@
 //! A random paged cache with rows over it, and the scalar reference in f64.
 
 use octavo_cpu::attention::{AttentionArgs, paged_attention_with};
-use octavo_cpu::element::{Bf16, Element, F16};
-use octavo_cpu::{Dtype, Isa, KernelError};
+use octavo_cpu::element::{Bf16, Element, F16, Rounded};
+use octavo_cpu::kv_write::narrowing;
+use octavo_cpu::{CacheDtype, Dtype, Isa, KernelError};
 
 /// What a case looks like. Rows are (queries, kv length).
 #[derive(Clone, Debug)]
@@ -11,7 +12,7 @@ pub struct Shape {
     pub kv_heads: usize,
     pub group: usize,
     pub dim: usize,
-    pub dtype: Dtype,
+    pub dtype: CacheDtype,
     pub window: usize,
     pub soft_cap: f32,
     pub block_size: usize,
@@ -22,10 +23,9 @@ pub struct Shape {
 impl Shape {
     /// Of q and the output: the cache's, or f32.
     fn io_dtype(&self) -> Dtype {
-        if self.seed.is_multiple_of(2) {
-            Dtype::F32
-        } else {
-            self.dtype
+        match self.dtype {
+            CacheDtype::Plain(dtype) if !self.seed.is_multiple_of(2) => dtype,
+            _ => Dtype::F32,
         }
     }
 }
@@ -98,6 +98,54 @@ impl Stored {
     }
 }
 
+/// The rows of a cache.
+struct Rows {
+    bytes: Vec<u8>,
+    dtype: CacheDtype,
+    dim: usize,
+}
+
+impl Rows {
+    fn new(values: &[f32], dtype: CacheDtype, dim: usize) -> Self {
+        let width = dtype.row_bytes(dim);
+        let mut bytes = vec![0; values.len() / dim * width + 8];
+        let narrow = narrowing(dtype, Isa::Portable);
+        let start = align(&mut bytes);
+        for (row, target) in values.chunks_exact(dim).zip(start.chunks_exact_mut(width)) {
+            // SAFETY: the row has dim numbers, and the target is as wide as a row.
+            unsafe { narrow(row.as_ptr(), target.as_mut_ptr(), dim) };
+        }
+        Rows { bytes, dtype, dim }
+    }
+
+    fn row(&self, row: usize) -> &[u8] {
+        let width = self.dtype.row_bytes(self.dim);
+        let skip = self.bytes.as_ptr().align_offset(8);
+        &self.bytes[skip + row * width..][..width]
+    }
+
+    fn pointer(&self) -> *const u8 {
+        self.row(0).as_ptr()
+    }
+
+    fn get(&self, row: usize, d: usize) -> f32 {
+        let bytes = self.row(row);
+        let half = || u16::from_le_bytes([bytes[2 * d], bytes[2 * d + 1]]);
+        let word = |at: usize| f32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        match self.dtype {
+            CacheDtype::Plain(Dtype::F32) => word(4 * d),
+            CacheDtype::Plain(Dtype::Bf16) => Bf16(half()).to_f32(),
+            CacheDtype::Plain(Dtype::F16) => F16(half()).to_f32(),
+            CacheDtype::Int8 => f32::from(bytes[d].cast_signed()) * word(self.dim),
+        }
+    }
+}
+
+fn align(bytes: &mut [u8]) -> &mut [u8] {
+    let skip = bytes.as_ptr().align_offset(8);
+    &mut bytes[skip..]
+}
+
 pub struct Case {
     pub shape: Shape,
     pub row_slot: Vec<i32>,
@@ -110,7 +158,7 @@ pub struct Case {
     num_blocks: usize,
     num_tokens: usize,
     q: Stored,
-    cache: Stored,
+    cache: Rows,
 }
 
 /// Two more than `head_dim` * heads: tokens are not dense in q.
@@ -165,7 +213,7 @@ impl Case {
             .collect();
         let (q, cache) = (
             Stored::new(&q, shape.io_dtype()),
-            Stored::new(&cache, shape.dtype),
+            Rows::new(&cache, shape.dtype, shape.dim),
         );
         let args_override = |_: &mut AttentionArgs| ();
         Case {
@@ -271,10 +319,10 @@ impl Case {
     }
 
     fn cached(&self, row: usize, position: usize, half: usize, d: usize) -> f64 {
-        let (size, dim) = (self.shape.block_size, self.shape.dim);
+        let size = self.shape.block_size;
         let block = self.table[self.row_slot[row] as usize * self.width + position / size] as usize;
         let place = (block * 2 * self.shape.kv_heads + half) * size + position % size;
-        f64::from(self.cache.get(place * dim + d))
+        f64::from(self.cache.get(place, d))
     }
 
     fn score(&self, row: usize, token: usize, head: usize, key: usize) -> f64 {
