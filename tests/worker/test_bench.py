@@ -1,0 +1,62 @@
+"""`octavo bench`: what it prints is measured, consistent, and stands beside the machine's limits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from octavo.cli import main
+from octavo.worker.device import cpu_facts
+from octavo.worker.limits import measure_limits
+
+SMALL = ["--device", "cpu", "--dtype", "float32", "--max-model-len", "64", "--cpu-threads", "1", "--input-len", "9"]
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    found = re.search(pattern, text)
+    assert found is not None, f"{pattern} is not in:\n{text}"
+    return [float(part.replace(",", "")) for part in found.groups()]
+
+
+def test_latency(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--output-len", "49", "--batch-size", "2", "--num-iters", "3"]
+    assert main(["bench", "latency", str(folder), *SMALL, *sizes]) == 0
+    shown = capsys.readouterr().out
+    read, int8, f32 = numbers(r"1 thread, \w+: reads ([\d.]+) GB/s, int8 ([\d,]+) GMAC/s, f32 ([\d,]+) GMAC/s", shown)
+    assert min(read, int8, f32) > 0
+    assert "batch 2, 9 in, 49 out" in shown
+    median, least, most = numbers(r"median ([\d.,]+) ms, from ([\d.,]+) to ([\d.,]+) \(3 runs\)", shown)
+    assert 0 < least <= median <= most
+    step_ms, rate = numbers(r"decoding +([\d.]+) ms a step, ([\d.,]+) tokens/s", shown)
+    assert rate * (step_ms - 0.006) < 2000 < rate * (step_ms + 0.006)
+
+
+def test_throughput(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "throughput", str(folder), *SMALL, "--output-len", "5", "--num-prompts", "6"]) == 0
+    shown = capsys.readouterr().out
+    (seconds,) = numbers(r"6 x \(9 in, 5 out\): ([\d.]+) s", shown)
+    requests, tokens = numbers(r"([\d.]+) requests/s, ([\d,]+) tokens/s", shown)
+    assert tokens == pytest.approx(requests * 14, rel=0.05, abs=1)
+    assert seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "latency", "m", "--num-iters", "0"], "--num-iters: 0 is below the least value, 1"),
+        (["bench", "speed", "m"], "bench speed: octavo bench latency MODEL"),
+        (["bench"], "bench: octavo bench latency MODEL, or octavo bench throughput MODEL"),
+        (["plan", "m", "--input-len", "3"], "unknown flag --input-len"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bytes_are_multiplied_faster_than_floats() -> None:
+    limits = measure_limits(cpu_facts(), 1)
+    assert limits.read_bytes > 1e8
+    assert limits.macs["int8"] > limits.macs["f32"] > 1e8
