@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from octavo import LLM, SamplingParams
 from octavo.config import make_engine_config
@@ -90,21 +92,22 @@ DRAWING: dict[str, Any] = {
 }
 
 
-def test_triton_steps_give_transformers_tokens(folder: Path, greedy: Any) -> None:
-    prompts = [[5, 6, 7, 8] * 5, [9, 10, 11], [12]]
-    options = {
-        "model": str(folder),
-        "device": "cpu",
-        "dtype": "float32",
-        "attention_backend": "triton",
-        "block_size": 16,
-        "num_gpu_blocks_override": 60,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 16,
-        "overlap_depth": 2,
-        "cpu_threads": 1,
-        "use_tqdm": False,
-    }
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "triton",
+    "block_size": 16,
+    "num_gpu_blocks_override": 60,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
+    "overlap_depth": 2,
+    "cpu_threads": 1,
+    "use_tqdm": False,
+}
+
+
+def run_interpreted(prompts: list[list[int]], options: dict[str, Any]) -> Any:
+    """(greedy tokens, drawn tokens, steps and graphs of both) by `SCRIPT`."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps([prompts, options, DRAWING])],
         capture_output=True,
@@ -112,7 +115,13 @@ def test_triton_steps_give_transformers_tokens(folder: Path, greedy: Any) -> Non
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )
     assert done.returncode == 0, done.stderr
-    tokens, drawn, greedy_graphs, drawn_graphs = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_triton_steps_give_transformers_tokens(folder: Path, greedy: Any) -> None:
+    prompts = [[5, 6, 7, 8] * 5, [9, 10, 11], [12]]
+    options = {**OPTIONS, "model": str(folder)}
+    tokens, drawn, greedy_graphs, drawn_graphs = run_interpreted(prompts, options)
     assert tokens == [greedy(prompt, 6) for prompt in prompts]
     with LLM(**{**options, "attention_backend": "reference"}) as llm:
         outputs = llm.generate(prompts, [SamplingParams(seed=seed, **DRAWING) for seed in range(3)])
@@ -120,6 +129,31 @@ def test_triton_steps_give_transformers_tokens(folder: Path, greedy: Any) -> Non
     for num_steps, num_graphs in (greedy_graphs, drawn_graphs):
         assert num_steps >= 4
         assert num_graphs <= 2, "one way of sampling, in at most two sizes"
+
+
+def test_cache_groups_have_tables_of_their_own(tmp_path: Path) -> None:
+    """Three groups, of layers that keep all and of windows, through steps as graphs would run them."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=131, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, sliding_window=20, query_pre_attn_scalar=16, max_position_embeddings=256,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], pad_token_id=0, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = transformers.Gemma3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.15)
+    model.save_pretrained(tmp_path)
+    prompts = [[5 + i * i % 90 for i in range(61)], [9, 10, 11], [12]]
+    options = {**OPTIONS, "model": str(tmp_path)}
+    tokens, drawn, *_ = run_interpreted(prompts, options)
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with LLM(**{**options, "attention_backend": "reference", "cache_groups": False}) as llm:
+        assert tokens == [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)]
+        outputs = llm.generate(prompts, [SamplingParams(seed=seed, **DRAWING) for seed in range(3)])
+    assert drawn == [output.outputs[0].token_ids for output in outputs]
 
 
 def test_triton_without_a_device_is_refused(folder: Path) -> None:
