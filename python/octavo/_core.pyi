@@ -163,7 +163,8 @@ class Core:
         word i // 32: token i). `outputs`: output arenas of the steps in flight before it, the oldest first. Parallel,
         without the GIL."""
     def use_tokenizer(self, path: str, eos_token_ids: Sequence[int]) -> None:
-        """Serve constrained requests from now on. The tokenizer.json is read when the first one comes."""
+        """Serve constrained requests from now on. The tokenizer.json is read in the background when `wait` finds the
+        engine idle, or when the first one comes."""
     def put_prompt_logprobs(self, slot: int, ids: Buffer, values: Buffer, ranks: Buffer) -> None:
         """Append prompt logprobs of a row: ids int32 [T, 1+k] (target first), values float32 [T, 1+k], ranks int32 [T]."""
     def add(self, frame: bytes) -> None:

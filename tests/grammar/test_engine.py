@@ -12,6 +12,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.errors import RequestError
 from octavo.protocol import CompletionOutput
+from tests.grammar.driver import Driver, wander
 
 SCHEMA = {
     "type": "object",
@@ -129,3 +130,12 @@ def test_fake_runner_obeys_masks(tiny_llama: Path) -> None:
         texts = [output.outputs[0].text for output in fake.generate([f"p{i}" for i in range(9)], params)]
     assert all(4 <= len(text) <= 6 and set(text) <= set("abc") for text in texts), texts
     assert len(set(texts)) > 1
+
+
+def test_an_idle_engine_reads_the_vocabulary(tmp_path: Path) -> None:
+    """Before any request: afterwards the file is not needed any more."""
+    driver = Driver(tmp_path)
+    assert driver.core.wait(60.0), "it is woken when that is done"
+    (tmp_path / "tokenizer.json").unlink()
+    [row] = driver.run([({"regex": "[0-9]{3}"}, wander(1))])
+    assert (row.finish, len(row.text)) == ("stop", 3)

@@ -165,13 +165,20 @@ impl Core {
         self.state.settle_grammars(now);
     }
 
-    /// Constrained requests are served from now on. The tokenizer.json at `path` is read when the first one comes;
-    /// `eos` are the ids that end a sequence where its grammar is complete.
+    /// Constrained requests are served from now on. The tokenizer.json at `path` is read by `warm_grammars`, or when the
+    /// first one comes; `eos` are the ids that end a sequence where its grammar is complete.
     pub fn use_tokenizer(&mut self, path: PathBuf, eos: Vec<TokenId>) {
         let inbox = Arc::clone(&self.inbox);
         let notify = Arc::new(move || inbox.nudge());
         let vocab_size = self.state.config.vocab_size;
         self.state.grammars = Some(Grammars::new(path, vocab_size, eos, notify));
+    }
+
+    /// Gets ready for constrained requests in the background, if they are served at all.
+    pub fn warm_grammars(&mut self) {
+        if let Some(grammars) = &mut self.state.grammars {
+            grammars.warm();
+        }
     }
 
     /// Words of a slot's mask.

@@ -30,6 +30,9 @@ const DETACH_FROM: u32 = 64;
 /// Longest sleep while grammars are being compiled: their time limits must be looked at.
 const COMPILING_WAIT: Duration = Duration::from_secs(1);
 
+/// After such a sleep the engine is thought to be idle: time to get ready for structured outputs.
+const IDLE_BEFORE_WARMING: Duration = Duration::from_millis(500);
+
 fn config_error(error: ConfigError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
@@ -367,7 +370,16 @@ impl Core {
         } else {
             timeout
         };
-        Ok(py.detach(|| self.inbox.wait(timeout)))
+        Ok(py.detach(|| {
+            let first = timeout.min(IDLE_BEFORE_WARMING);
+            if self.inbox.wait(first) {
+                return true;
+            }
+            if first < timeout {
+                lock(&self.engine).core.warm_grammars();
+            }
+            self.inbox.wait(timeout.saturating_sub(first))
+        }))
     }
 
     fn take_calls<'py>(&self, py: Python<'py>) -> Vec<(u32, u64, Bound<'py, PyBytes>)> {

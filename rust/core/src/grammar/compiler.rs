@@ -148,10 +148,13 @@ impl Workshop {
 
     fn outcome(&self, key: &[u8]) -> Outcome {
         let spec = Spec::parse(key)?;
-        let vocabulary = self
-            .vocabulary
-            .get_or_init(|| Vocabulary::read(&self.path, self.vocab_size, &self.eos).map(Arc::new));
-        Compiled::new(&spec, vocabulary.as_ref().map_err(Clone::clone)?).map(Arc::new)
+        let vocabulary = self.vocabulary().as_ref().map_err(Clone::clone)?;
+        Compiled::new(&spec, vocabulary).map(Arc::new)
+    }
+
+    fn vocabulary(&self) -> &Result<Arc<Vocabulary>, GrammarError> {
+        self.vocabulary
+            .get_or_init(|| Vocabulary::read(&self.path, self.vocab_size, &self.eos).map(Arc::new))
     }
 }
 
@@ -162,6 +165,8 @@ pub struct Grammars {
     num_bytes: usize,
     num_pending: usize,
     num_uses: u64,
+    /// The vocabulary is read, or being read.
+    is_warm: bool,
     pool: Option<ThreadPool>,
 }
 
@@ -172,7 +177,7 @@ impl std::fmt::Debug for Grammars {
 }
 
 impl Grammars {
-    /// The tokenizer.json at `path` is read when the first grammar comes.
+    /// The tokenizer.json at `path` is read by `warm`, or when the first grammar comes.
     pub fn new(path: PathBuf, vocab_size: u32, eos: Vec<TokenId>, notify: Notify) -> Self {
         let workshop = Workshop {
             path,
@@ -188,6 +193,7 @@ impl Grammars {
             num_bytes: 0,
             num_pending: 0,
             num_uses: 0,
+            is_warm: false,
             pool: None,
         }
     }
@@ -203,25 +209,49 @@ impl Grammars {
             Some(Entry::Pending { .. }) => return None,
             None => {}
         }
-        if self.pool.is_none() {
-            let builder = ThreadPoolBuilder::new()
-                .num_threads(NUM_THREADS)
-                .stack_size(STACK_BYTES)
-                .thread_name(|index| format!("octavo-grammar-{index}"));
-            match builder.build() {
-                Ok(pool) => self.pool = Some(pool),
-                Err(error) => return Some(Err(GrammarError(error.to_string()))),
-            }
+        if let Err(error) = self.start_threads() {
+            return Some(Err(error));
         }
         self.entries
             .insert(Arc::clone(key), Entry::Pending { since: now });
         self.num_bytes += key.len();
         self.num_pending += 1;
+        self.is_warm = true;
         if let Some(pool) = &self.pool {
             let (workshop, key) = (Arc::clone(&self.workshop), Arc::clone(key));
             pool.spawn_fifo(move || workshop.compile(&key));
         }
         None
+    }
+
+    /// Reads the vocabulary on a thread of its own, so that the first constrained request does not wait for it; once.
+    pub fn warm(&mut self) {
+        if !std::mem::replace(&mut self.is_warm, true)
+            && self.start_threads().is_ok()
+            && let Some(pool) = &self.pool
+        {
+            let workshop = Arc::clone(&self.workshop);
+            pool.spawn_fifo(move || {
+                // What is wrong with it, the first request is told.
+                let _ = catch_unwind(AssertUnwindSafe(|| workshop.vocabulary().is_ok()));
+                (workshop.notify)();
+            });
+        }
+    }
+
+    fn start_threads(&mut self) -> Result<(), GrammarError> {
+        if self.pool.is_none() {
+            let builder = ThreadPoolBuilder::new()
+                .num_threads(NUM_THREADS)
+                .stack_size(STACK_BYTES)
+                .thread_name(|index| format!("octavo-grammar-{index}"));
+            self.pool = Some(
+                builder
+                    .build()
+                    .map_err(|error| GrammarError(error.to_string()))?,
+            );
+        }
+        Ok(())
     }
 
     /// Whether something is being compiled.
