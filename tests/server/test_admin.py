@@ -167,6 +167,19 @@ async def test_settings(admin: httpx.AsyncClient, context: ServerContext, llm: F
     assert context.settings.drain_timeout_s == 30
 
 
+async def test_a_folder_that_can_not_be(llm: FakeLLM, tmp_path: Path) -> None:
+    """It is told when the profile starts, not when there is one to write."""
+    (tmp_path / "file").write_text("x")
+    config = ServerConfig(admin_key="root", profile_dir=str(tmp_path / "file" / "traces"))
+    app = make_admin_app(make_app(llm, config).state.context)  # type: ignore[arg-type]
+    assert app is not None
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://octavo") as client:
+        answer = await client.post("/admin/profile/start", headers={"x-api-key": "root"})
+    assert answer.status_code == 400
+    assert "--profile-dir" in answer.json()["error"]["message"]
+    assert llm.calls == []
+
+
 async def test_prefix_cache_and_profiles(admin: httpx.AsyncClient, llm: FakeLLM, config: ServerConfig) -> None:
     assert (await admin.post("/admin/prefix_cache/reset")).json() == {"complete": True}
     assert (await admin.post("/admin/profile/start")).status_code == 200

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -152,6 +153,10 @@ def _profile_dir(context: ServerContext) -> str:
     folder = context.config.profile_dir
     if folder is None:
         raise RequestError("profiles need --profile-dir", code="unsupported")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"--profile-dir: can't use {folder}: {error.strerror}") from None
     return folder
 
 
