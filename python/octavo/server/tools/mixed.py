@@ -34,20 +34,13 @@ def among_text(ways: Sequence[CallShape], offered: Offered, *, only_one: bool) -
 
 def instead_of_text(ways: Sequence[CallShape], offered: Offered, *, only_one: bool, not_before: Sequence[str]) -> Form:
     """Calls, or free text, perhaps with a mark and calls behind it."""
-    own = ways[0]
-    marks = [own.trigger] if own.trigger else []
+    own, *_ = ways
     begins = [*(re.escape(begin) for begin in not_before), own.instead]
-    free = text_but(rf"\s*({'|'.join(begins)})", marks)
-    behind = [
-        sequence(
-            text(own.trigger), *_texts(own.before), _calls(own, offered, only_one), *_texts(own.after + own.closing)
-        )
-        for _ in marks
-    ]
-    return either(
-        *(_message(way, offered, only_one) for way in ways),
-        sequence(free, either(*behind, text(""))) if behind else free,
-    )
+    free = text_but(rf"\s*({'|'.join(begins)})", [own.trigger] if own.trigger else [])
+    if own.trigger:
+        calls = sequence(*_texts(own.before), _calls(own, offered, only_one), *_texts(own.after + own.closing))
+        free = sequence(free, either(sequence(text(own.trigger), calls), text("")))
+    return either(*(_message(way, offered, only_one) for way in ways), free)
 
 
 def _calls(way: CallShape, offered: Offered, only_one: bool) -> Form:
