@@ -148,7 +148,7 @@ def write_table(outcomes: list[Outcome]) -> None:
 def summary(outcomes: list[Outcome]) -> str:
     """ "150 of 196 run (…)"."""
     counts = Counter(outcome.status for outcome in outcomes)
-    runs = sum(counts[way] for way in WAYS.values())
+    runs = sum(counts[way] for way in set(WAYS.values()))
     return f"{runs} of {len(outcomes)} run ({', '.join(f'{count} {name}' for name, count in counts.most_common())})"
 
 
