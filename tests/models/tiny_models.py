@@ -215,6 +215,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "glm4-moe-lite": ("Glm4MoeLite", {**MLA, "n_group": 2, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "dots1": (
         "Dots1",
         {
@@ -342,6 +343,7 @@ NATIVE_PREFIXES = (
     "DeepseekV2",
     "DeepseekV3",
     "Glm4Moe",
+    "Glm4MoeLite",
     "Dots1",
     "Llama4",
     "GraniteMoe",

@@ -30,6 +30,7 @@ OTHERS = (
     "GptOss",
     "DeepseekV3",
     "Glm4Moe",
+    "Glm4MoeLite",
     "Llama4Text",
     "GraniteMoe",
     "GraniteMoeShared",

@@ -85,7 +85,8 @@ def without_drafters(config: NormalConfig, tensors: Tensors) -> Iterator[tuple[s
             yield name, tensor
 
 
-def _block(config: NormalConfig, layer: int) -> BlockSpec:
+def deepseek_block(config: NormalConfig, layer: int) -> BlockSpec:
+    """Of V3 and its kin."""
     spec = latent_block(config, layer)
     assert spec.rope is not None
     is_interleaved = bool(Reader(config.raw).get("rope_interleave"))
@@ -133,4 +134,4 @@ DEFAULTS = {
 """model_type -> what its config.json means where it is silent."""
 
 NAMES = Names(shared=SharedNames(mlp="mlp.shared_experts", gate=""))
-FAMILY = Family(names=NAMES, block=_block, convert=without_drafters)
+FAMILY = Family(names=NAMES, block=deepseek_block, convert=without_drafters)

@@ -26,8 +26,8 @@ class ExpertsConfig:
 
 def read_experts(reader: Reader, layers: int) -> ExpertsConfig | None:
     """Layer i has experts if i + 1 is a multiple of `decoder_sparse_step`, i is not below `first_k_dense_replace` nor
-    past `moe_layer_end_index`, and `mlp_only_layers` does not name it; or `moe_layers` names it.
-    None for families without experts."""
+    past `moe_layer_end_index`, and `mlp_only_layers` does not name it; or `moe_layers` names it,
+    or `mlp_layer_types` says so. None for families without experts."""
     if "num_experts" not in reader.defaults:
         return None
     num_experts, top_k = _of_all_layers(reader, "num_experts"), _of_all_layers(reader, "num_experts_per_tok")
@@ -39,7 +39,10 @@ def read_experts(reader: Reader, layers: int) -> ExpertsConfig | None:
     step, first = reader.integer("decoder_sparse_step", 1), int(reader.number("first_k_dense_replace", 0))
     end = reader.number("moe_layer_end_index", -1)
     last = end if end >= 0 else layers - 1
+    kinds = reader.raw.get("mlp_layer_types")
     sparse = reader.get("moe_layers")
+    if isinstance(kinds, list):
+        sparse = [i for i, kind in enumerate(kinds) if kind == "sparse"]
     is_sparse = (
         (i in sparse if isinstance(sparse, list) else (i + 1) % step == 0 and first <= i <= last and i not in dense)
         for i in range(layers)
