@@ -1,4 +1,4 @@
-"""PC-01, SO-08, NU-05: what is not there, or not on this device, is refused by name before anything is computed."""
+"""PC-01, NU-05: what is not there, or not on this device, is refused by name before anything is computed."""
 
 from __future__ import annotations
 
