@@ -51,7 +51,7 @@ def plan_latent(
     rows = min(64 if is_wide else 16, group_pad) if is_decode else (64 if is_wide else 16)
     tile = 32 if is_wide else 16
     splits, least = choose_splits(num_rows * (group_pad // rows), max_kv_len, tile) if is_decode else (1, 1)
-    warps = 8 if rows >= 64 else 4
+    warps = 8 if rows >= 32 else 4
     latent_pad = max(16, triton.next_power_of_2(value_dim))
     return LatentPlan(rows, tile, warps, 2 if is_wide else 1, splits, least, group_pad, latent_pad)
 

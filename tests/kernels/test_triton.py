@@ -100,9 +100,11 @@ def test_every_variant_compiles(dtype: torch.dtype) -> None:
         assert offline_compile.compile_launch(*launch).shared_bytes <= offline_compile.SHARED_LIMIT
 
 
-@pytest.mark.parametrize(("heads", "rows"), [(16, [(1, 900)]), (16, [(64, 900)]), (128, [(1, 300)] * 64)])
+@pytest.mark.parametrize(
+    ("heads", "rows"), [(16, [(1, 900)]), (16, [(64, 900)]), (20, [(1, 900)]), (128, [(1, 300)] * 64)]
+)
 def test_latent_attention_compiles(heads: int, rows: list[tuple[int, int]]) -> None:
-    """DeepSeek V2 Lite's decode rows and prompts, and V3's decode rows: by tensor cores, without spills."""
+    """Decode rows and prompts of DeepSeek V2 Lite, decode rows of GLM 4.7 Flash and V3: tensor cores, no spills."""
     step = make_step(rows, block_size=64, heads=heads, kv_heads=1, dim=576, value_dim=512, dtype=torch.bfloat16)
     with offline_compile.record(paged_latent) as launches:
         TritonAttention().attend_cached(step.spec, step.q_thd, step.ctx)
