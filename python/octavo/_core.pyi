@@ -396,6 +396,10 @@ class OutputProcessor:
 def cpu_features() -> list[str]:
     """Instruction sets that the kernels may use here, best first."""
 
+def cpu_restrict(name: str) -> None:
+    """Have all kernels of the process use one of `cpu_features`, before the first runs. ValueError where it is none, or
+    another was chosen."""
+
 def cpu_limits(num_threads: int) -> tuple[float, float, float]:
     """(bytes read, int8 multiply-adds, f32 multiply-adds) a second of so many threads, measured in half a second."""
 

@@ -157,9 +157,10 @@ impl Decoder {
             head_dim: description.head_dim,
         };
         let cache = Cache::new(shape, description.lanes())?;
+        let pool = ThreadPool::new(serving.num_threads);
         Ok(Self {
-            buffers: Buffers::new(&description, &weights),
-            pool: ThreadPool::new(serving.num_threads),
+            buffers: Buffers::new(&description, &weights, pool.num_threads()),
+            pool,
             slots: Slots::new(limits),
             attend: Attend::new(&description, serving.cache_dtype),
             sampling: vec![SlotSampling::default(); limits.num_slots],
@@ -196,15 +197,16 @@ impl Decoder {
         self.slots.update(step.block_updates)?;
         self.cache.copy(step.block_copies)?;
         self.batch.fill(step, &self.slots)?;
+        let num_tokens = self.batch.tokens.len();
+        let macs = self.weights.num_layer_weights() * num_tokens;
+        let num_threads = (macs / MACS_PER_THREAD).clamp(1, self.pool.num_threads());
         self.buffers
-            .resize(&self.description, self.batch.tokens.len());
+            .resize(&self.description, num_tokens, num_threads);
         let pointers = (
             self.buffers.q.as_ptr(),
             self.cache.address(),
             self.buffers.attended.as_mut_ptr(),
         );
-        let macs = self.weights.num_layer_weights() * self.batch.tokens.len();
-        let num_threads = (macs / MACS_PER_THREAD).clamp(1, self.pool.num_threads());
         self.attend.prepare(
             &self.description,
             &self.cache.shape,

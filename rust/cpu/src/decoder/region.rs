@@ -1,5 +1,6 @@
 //! The decoder's layers as one parallel region: every thread of the team runs `Region::run`, and barriers order what one
-//! writes and another reads. Between two barriers a buffer is either read by all or written in disjoint parts.
+//! writes and another reads. Between two barriers a buffer is either read by all or written in disjoint parts. Where rows
+//! are few, each thread makes its own copy of a product's input, and a layer has six barriers in place of nine.
 
 use std::ops::Range;
 
@@ -53,6 +54,13 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// What products read, one for all threads or one for each.
+struct Inputs<'a> {
+    normed: Rows<'a>,
+    normed_quants: Option<&'a Activations>,
+    attended_quants: Option<&'a Activations>,
+}
+
 /// A step, as all threads see it.
 pub struct Region<'a> {
     description: &'a Description,
@@ -62,7 +70,7 @@ pub struct Region<'a> {
     shape: CacheShape,
     caches: Vec<Shared<'a, u64>>,
     hidden: Rows<'a>,
-    normed: Rows<'a>,
+    inputs: Vec<Inputs<'a>>,
     q: Rows<'a>,
     k: Rows<'a>,
     v: Rows<'a>,
@@ -71,8 +79,6 @@ pub struct Region<'a> {
     gate: Rows<'a>,
     up: Rows<'a>,
     rotations: Vec<Rows<'a>>,
-    normed_quants: Option<&'a Activations>,
-    attended_quants: Option<&'a Activations>,
     gate_quants: Option<&'a Activations>,
 }
 
@@ -101,7 +107,14 @@ impl<'a> Region<'a> {
             shape: cache.shape,
             caches: cache.share(),
             hidden: Rows::new(&mut buffers.hidden, hidden),
-            normed: Rows::new(&mut buffers.normed, hidden),
+            inputs: buffers.inputs[..buffers.num_inputs]
+                .iter_mut()
+                .map(|inputs| Inputs {
+                    normed: Rows::new(&mut inputs.normed, hidden),
+                    normed_quants: inputs.normed_quants.as_ref(),
+                    attended_quants: inputs.attended_quants.as_ref(),
+                })
+                .collect(),
             q: Rows::new(&mut buffers.q, query),
             k: Rows::new(&mut buffers.k, key),
             v: Rows::new(&mut buffers.v, key),
@@ -112,14 +125,35 @@ impl<'a> Region<'a> {
             rotations: rotations
                 .map(|(buffer, rope)| Rows::new(buffer, 2 * rope.frequencies.len()))
                 .collect(),
-            normed_quants: buffers.normed_quants.as_ref(),
-            attended_quants: buffers.attended_quants.as_ref(),
             gate_quants: buffers.gate_quants.as_ref(),
         }
     }
 
     fn num_tokens(&self) -> usize {
         self.batch.tokens.len()
+    }
+
+    /// What this thread's products read; it has to fill `rows` of them, and to `meet` the others who fill theirs.
+    fn inputs(&self, team: &Team<'_>) -> &Inputs<'a> {
+        &self.inputs[if self.are_own() { team.index() } else { 0 }]
+    }
+
+    fn are_own(&self) -> bool {
+        self.inputs.len() > 1
+    }
+
+    fn rows(&self, team: &Team<'_>) -> Range<usize> {
+        if self.are_own() {
+            0..self.num_tokens()
+        } else {
+            team.share(self.num_tokens(), 1)
+        }
+    }
+
+    fn meet(&self, team: &Team<'_>) {
+        if !self.are_own() {
+            team.barrier();
+        }
     }
 
     /// From the tokens to the residual stream behind the last layer.
@@ -154,11 +188,11 @@ impl<'a> Region<'a> {
 
     /// Norm, q k v, rotation, attention, output product.
     fn attention(&self, team: &Team<'_>, index: usize, layer: &Layer, kind: LayerKind) {
-        let cache = self.caches[index];
+        let (cache, inputs) = (self.caches[index], self.inputs(team));
         self.norm(team, &layer.input_norm);
-        team.barrier();
+        self.meet(team);
         for (linear, to) in [(&layer.q, self.q), (&layer.k, self.k), (&layer.v, self.v)] {
-            self.multiply(team, linear, self.normed, self.normed_quants, to, false);
+            self.multiply(team, linear, inputs.normed, inputs.normed_quants, to, false);
         }
         team.barrier();
         for token in team.share(self.num_tokens(), 1) {
@@ -168,36 +202,28 @@ impl<'a> Region<'a> {
         // SAFETY: the region's attention was prepared for these buffers; barriers are around it.
         unsafe { (self.attend).run(index, self.q.all, cache, self.attended.all) };
         team.barrier();
-        if let Some(quants) = self.attended_quants {
-            let columns = team.share(self.attended.width, crate::activations::BLOCK);
-            // SAFETY: nobody writes `attended` now, and each thread has its columns.
+        if let Some(quants) = inputs.attended_quants {
+            let columns = if self.are_own() {
+                0..self.attended.width
+            } else {
+                team.share(self.attended.width, crate::activations::BLOCK)
+            };
+            // SAFETY: nobody writes `attended` now, and each thread has its columns, or its quants.
             unsafe { quants.fill_part(self.attended.all, 0..self.num_tokens(), columns) };
-            team.barrier();
+            self.meet(team);
         }
         let norm = layer.output_norms.as_ref().map(|(norm, _)| norm.as_slice());
-        self.add(team, &layer.o, self.attended, self.attended_quants, norm);
+        self.add(team, &layer.o, self.attended, inputs.attended_quants, norm);
     }
 
     /// Norm, gate and up, activation, down.
     fn mlp(&self, team: &Team<'_>, layer: &Layer) {
+        let inputs = self.inputs(team);
         self.norm(team, &layer.mlp_norm);
-        team.barrier();
-        self.multiply(
-            team,
-            &layer.gate,
-            self.normed,
-            self.normed_quants,
-            self.gate,
-            false,
-        );
-        self.multiply(
-            team,
-            &layer.up,
-            self.normed,
-            self.normed_quants,
-            self.up,
-            false,
-        );
+        self.meet(team);
+        for (linear, to) in [(&layer.gate, self.gate), (&layer.up, self.up)] {
+            self.multiply(team, linear, inputs.normed, inputs.normed_quants, to, false);
+        }
         let (rows, columns) = layer.gate.matrix.part(team, self.num_tokens());
         let is_same =
             layer.up.matrix.part(team, self.num_tokens()) == (rows.clone(), columns.clone());
@@ -226,17 +252,17 @@ impl<'a> Region<'a> {
 
     /// The normalized residual stream, and its quants.
     fn norm(&self, team: &Team<'_>, gain: &[f32]) {
-        for row in team.share(self.num_tokens(), 1) {
-            // SAFETY: nobody writes `hidden` now, and each row is normalized by one thread.
+        let (inputs, rows) = (self.inputs(team), self.rows(team));
+        for row in rows.clone() {
+            // SAFETY: nobody writes `hidden` now, and each row of the inputs is normalized by one thread.
             unsafe {
-                let (x, out) = (self.hidden.row(row), self.normed.row_mut(row));
+                let (x, out) = (self.hidden.row(row), inputs.normed.row_mut(row));
                 rms_norm(x, gain, self.description.norm_eps, out);
             }
         }
-        if let Some(quants) = self.normed_quants {
-            let rows = team.share(self.num_tokens(), 1);
+        if let Some(quants) = inputs.normed_quants {
             // SAFETY: reads and writes this thread's own rows.
-            unsafe { quants.fill_part(self.normed.all, rows, 0..self.normed.width) };
+            unsafe { quants.fill_part(inputs.normed.all, rows, 0..inputs.normed.width) };
         }
     }
 
