@@ -267,6 +267,61 @@ def mistral3(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     return config, pixtral_images(), {"patch_size": 4, "spatial_merge_size": 2}
 
 
+def vipllava(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    config = transformers.VipLlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**CLIP),
+        text_config=transformers.LlamaConfig(**TEXT),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_feature_layers=[-2, -1],
+    )
+    return config, pil("clip", "CLIP")(**CLIP_SIZES), CLIP_OPTIONS
+
+
+def aya_vision(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    config = transformers.AyaVisionConfig(
+        vision_config=transformers.SiglipVisionConfig(**SIGLIP, vision_use_head=False),
+        text_config=transformers.Cohere2Config(**TEXT, sliding_window=10, head_dim=16, layer_types=COHERE_LAYERS),
+        image_token_index=tokenizer.convert_tokens_to_ids("<|IMG_PATCH|>"),
+        downsample_factor=2,
+        adapter_layer_norm_eps=1e-6,
+    )
+    images = pil("got_ocr2", "GotOcr2")(
+        size={"height": 28, "width": 28}, crop_to_patches=True, min_patches=1, max_patches=3
+    )
+    return config, images, {"patch_size": 7, "img_size": 28, "downsample_factor": 2}
+
+
+COHERE_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+GLM_NAMES = {"image_token": "<|image|>", "video_token": "<|video|>"}
+GLM_TOKENS = ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>")
+
+
+def glm4v(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    names = ("image_start_token_id", "image_end_token_id", "image_token_id", "video_token_id")
+    config = transformers.Glm4vConfig(
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "image_size": 32,
+        },
+        text_config={
+            **TEXT,
+            "rope_parameters": {**QWEN_ROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+        },
+        **dict(zip(names, tokenizer.convert_tokens_to_ids(list(GLM_TOKENS)), strict=True)),
+    )
+    images = pil("glm4v", "Glm4v")(
+        patch_size=4, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 256, "longest_edge": 1600}
+    )
+    return config, images, {}
+
+
 def idefics_vision() -> dict[str, Any]:
     return {**SIGLIP, "num_channels": 3}
 
@@ -306,6 +361,8 @@ IDEFICS_NAMES = {
 
 PIXTRAL_TOKENS = {"placeholder": "[IMG]", "specials": ("[IMG]", "[IMG_BREAK]", "[IMG_END]")}
 
+AYA_TOKENS = ("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>")
+
 CASES: dict[str, Case] = {
     "llava": Case("LlavaProcessor", llava),
     "llava_next": Case("LlavaNextProcessor", llava_next),
@@ -334,6 +391,9 @@ CASES: dict[str, Case] = {
     ),
     "llava-pixtral": Case("PixtralProcessor", pixtral, **PIXTRAL_TOKENS),
     "mistral3": Case("PixtralProcessor", mistral3, **PIXTRAL_TOKENS),
+    "vipllava": Case("LlavaProcessor", vipllava),
+    "aya_vision": Case("AyaVisionProcessor", aya_vision, specials=AYA_TOKENS),
+    "glm4v": Case("Glm4vProcessor", glm4v, "<|image|>", GLM_TOKENS, GLM_NAMES),
     "idefics3": Case("Idefics3Processor", idefics3, "<image>", IDEFICS_TOKENS, IDEFICS_NAMES),
     "smolvlm": Case("SmolVLMProcessor", smolvlm, "<image>", IDEFICS_TOKENS, IDEFICS_NAMES),
 }

@@ -78,7 +78,7 @@ def _attend_by_itself(part: nn.Module) -> None:
     """An encoder's attention has no cache: PyTorch's own runs it, not the one that the decoder's was replaced with."""
     for module in part.modules():
         config: Any = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation"):
+        if hasattr(config, "_attn_implementation") and not hasattr(config, "text_config"):  # the whole's: it passes on
             config._attn_implementation = "sdpa"
 
 
