@@ -51,6 +51,7 @@ class Seq:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     committed: int = 0
+    published: int = 0
     pending: int = 0
     in_flight: int = 0
     waits_for: Seq | None = None
@@ -166,7 +167,6 @@ class PlainScheduler:
                     self.blocks.release(seq.blocks)
                     self.seqs.remove(seq)
                 continue
-            first = seq.committed // self.limits.block_size
             seq.committed = row.start + row.length
             ended = False
             if row.sampled:
@@ -175,10 +175,16 @@ class PlainScheduler:
                 seq.tokens.append(token)
                 stops = token in seq.request.stop and seq.num_output >= seq.request.min_tokens
                 ended = stops or seq.num_output == self.max_output(seq.request)
-            for index in range(first, seq.committed // self.limits.block_size):
-                self.blocks.publish(seq.request.salt, seq.tokens, index, seq.blocks[index])
+            self.publish(seq)
             if ended:
                 self.end(seq)
+
+    def publish(self, seq: Seq) -> None:
+        """Later plans find what is computed, or is planned of the prompt: steps run in the order of their plans."""
+        known = max(min(seq.computed, len(seq.request.prompt)), seq.committed) // self.limits.block_size
+        for index in range(seq.published, known):
+            self.blocks.publish(seq.request.salt, seq.tokens, index, seq.blocks[index])
+        seq.published = max(seq.published, known)
 
     def plan(self) -> list[Row]:
         self.budget = self.limits.max_num_batched_tokens
@@ -191,8 +197,10 @@ class PlainScheduler:
             if row.start + row.length >= len(row.seq.request.prompt):
                 self.unpark(row.seq)
         decodes = [r for r in self.rows if r.sampled and r.length == 1]
-        sampled = [r for r in self.rows if r.sampled and r.length > 1]
-        return decodes + sampled + [r for r in self.rows if not r.sampled]
+        prompts = [r for r in self.rows if r.sampled and r.length > 1] + [r for r in self.rows if not r.sampled]
+        for row in prompts:
+            self.publish(row.seq)
+        return decodes + prompts
 
     # --- the urgent push the less urgent out
 
@@ -300,7 +308,7 @@ class PlainScheduler:
 
     def preempt(self, seq: Seq) -> None:
         self.blocks.release(seq.blocks)
-        seq.blocks, seq.computed, seq.committed, seq.state = [], 0, 0, "waiting"
+        seq.blocks, seq.computed, seq.committed, seq.published, seq.state = [], 0, 0, 0, "waiting"
         self.num_preemptions += 1
 
     def plan_chunk(self, seq: Seq, most: int = 1 << 30) -> int:
@@ -347,7 +355,7 @@ class PlainScheduler:
         seq.blocks = shared + [self.blocks.take() for _ in range(missing)]
         seq.state, seq.computed, seq.started_in = "running", computed, self.num_steps + 1
         # Published again from the first block that no cache gave (a sibling's blocks may be unpublished).
-        seq.committed = 0
+        seq.committed = seq.published = 0
         return True
 
     def demand(self, seq: Seq) -> tuple[list[int], int, int, int, int]:

@@ -11,7 +11,15 @@ from octavo.config import make_engine_config
 from octavo.engine import build
 from octavo.worker.base import Runner
 
-FACTS = {"block_size": 16, "num_blocks": 9, "max_num_seqs": 4, "max_model_len": 64, "vocab_size": 10, "max_logprobs": 3}
+FACTS = {
+    "block_size": 16,
+    "num_blocks": 9,
+    "max_num_seqs": 4,
+    "max_model_len": 64,
+    "vocab_size": 10,
+    "max_logprobs": 3,
+    "cache_groups": [("all", 0)],
+}
 
 
 @pytest.mark.parametrize(
