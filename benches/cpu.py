@@ -32,6 +32,8 @@ if "--child" not in sys.argv:  # the interpreter of another engine has no Octavo
 
 WORKLOAD = Path(__file__).with_name("cpu_workload.json")
 CONTEXT = 2048
+VLLM_SHARE = 0.4
+"""Of memory: it refuses to start where less than its default is free."""
 LIMIT_S = 300
 """Of one measurement."""
 LOWER_IS_BETTER = ("w1 first token s", "w3 cold s", "w3 warm s", "w4 start s", "peak RSS MB")
@@ -95,7 +97,8 @@ class Vllm:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
         from vllm import LLM
 
-        self._llm = LLM(model, dtype="float32", max_model_len=CONTEXT, max_num_seqs=max(parallel, 1))
+        options: dict[str, Any] = {"max_model_len": CONTEXT, "max_num_seqs": max(parallel, 1)}
+        self._llm = LLM(model, dtype="float32", gpu_memory_utilization=VLLM_SHARE, **options)
 
     def generate(self, prompts: Sequence[list[int]], count: int) -> None:
         from vllm import SamplingParams
