@@ -159,8 +159,9 @@ class SchedulerConfig:
     speculative_config: str | dict[str, Any] = option(
         "auto",
         "Guess tokens by what followed the newest ones before (prompt lookup) or what a grammar forces, and verify "
-        'them together; outputs stay the same. off; ngram; {"method": "ngram", "num_speculative_tokens": 5, '
-        '"prompt_lookup_min": 2, "prompt_lookup_max": 5}; auto: where it pays, as measured (embedded runner).',
+        "them together; outputs stay the same but for rounding. off; ngram; "
+        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 5}; '
+        "auto: where it pays, as measured (embedded runner).",
     )
 
 
