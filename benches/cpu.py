@@ -91,7 +91,7 @@ class LlamaCpp:
 
 
 class Vllm:
-    """A float32 folder: other types are emulated on most CPUs."""
+    """A float32 folder: other types are emulated on most CPUs. Its workers' memory is not in this process's peak."""
 
     def __init__(self, model: str, threads: int, parallel: int) -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
