@@ -39,15 +39,18 @@ class EmbeddedDriver:
                 "max_model_len": 80,
                 "max_num_seqs": 4,
                 "max_num_batched_tokens": 200,
-                "num_gpu_blocks_override": 4 * per_slot + 1,
+                "num_gpu_blocks_override": 32 * per_slot + 1,
                 "cpu_threads": num_threads,
             }
         )
         self.block_size = block_size
-        self.decoder = EmbeddedRunner(config, lambda stage, fraction: None).decoder
-        blocks = list(range(1, 4 * per_slot + 1))
+        runner = EmbeddedRunner(config, lambda stage, fraction: None)
+        self.decoder = runner.decoder
+        blocks = list(range(1, 32 * per_slot + 1))
         random.Random(0).shuffle(blocks)
-        self.tables = [blocks[slot * per_slot : (slot + 1) * per_slot] for slot in range(4)]
+        # Each cache group (at most eight) has tables of its own, [4 slots and one of none], and blocks of its own.
+        self.rows = [5 * group for group in sorted(set(runner.plan.layout.layer_groups))]
+        self.tables = {row + slot: [blocks.pop() for _ in range(per_slot)] for row in self.rows for slot in range(4)}
         self.lengths = [0] * 4
 
     def step(self, rows: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
@@ -56,7 +59,8 @@ class EmbeddedDriver:
         for slot, ids in rows:
             first, last = self.lengths[slot], self.lengths[slot] + len(ids)
             for index in range(-(-first // self.block_size), -(-last // self.block_size)):
-                updates += [slot, index, self.tables[slot][index]]
+                for row in self.rows:
+                    updates += [row + slot, index, self.tables[row + slot][index]]
             positions += range(first, last)
             tokens += ids
             starts.append(len(tokens))

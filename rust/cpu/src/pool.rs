@@ -20,7 +20,12 @@ use crate::signal::{Patience, Signal};
 const STALL: Duration = Duration::from_micros(500);
 const STALL_RATIO: u32 = 4;
 
-type Job = &'static (dyn Fn(&Team<'_>) + Sync);
+/// A region's function. No reference: workers that are not of the region read it when the function may be gone.
+#[derive(Clone, Copy)]
+struct Job(*const (dyn Fn(&Team<'_>) + Sync));
+
+// SAFETY: what it points to is `Sync`, and only threads of its region use it, while it lives.
+unsafe impl Send for Job {}
 
 /// The region that runs, as workers read it.
 #[derive(Clone, Copy)]
@@ -224,9 +229,15 @@ impl ThreadPool {
         let turn = lock(&self.turn);
         let crew = &*self.crew;
         crew.meeting.reset();
+        #[allow(clippy::transmute_ptr_to_ptr)] // a cast cannot change the lifetime
         // SAFETY: only the lifetime changes; this function does not return before all threads of the region are through
-        // with `f`, and workers that are not of the region do not touch it.
-        let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(&Team<'_>) + Sync), Job>(f) };
+        // with `f`, and other workers do not use it.
+        let job = Job(unsafe {
+            std::mem::transmute::<
+                *const (dyn Fn(&Team<'_>) + Sync + '_),
+                *const (dyn Fn(&Team<'_>) + Sync + 'static),
+            >(f)
+        });
         let seen = crew.finished.value();
         crew.running.store(num_threads - 1, Ordering::Relaxed);
         *lock(&crew.region) = Region {
@@ -235,7 +246,7 @@ impl ThreadPool {
             num_threads,
         };
         crew.start.advance();
-        crew.take_part(job, 0, num_threads);
+        crew.take_part(f, 0, num_threads);
         while crew.running.load(Ordering::Acquire) > 0 {
             crew.finished
                 .wait_beyond(seen, crew.meeting.patience.spins());
@@ -270,7 +281,8 @@ impl Crew {
             let new = region.epoch > seen;
             seen = region.epoch;
             if new && index < region.num_threads {
-                self.take_part(job, index, region.num_threads);
+                // SAFETY: this worker is of the region, whose caller waits for it.
+                self.take_part(unsafe { &*job.0 }, index, region.num_threads);
                 if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
                     self.finished.advance();
                 }
@@ -278,7 +290,7 @@ impl Crew {
         }
     }
 
-    fn take_part(&self, job: Job, index: usize, num_threads: usize) {
+    fn take_part(&self, job: &(dyn Fn(&Team<'_>) + Sync), index: usize, num_threads: usize) {
         let team = Team {
             index,
             num_threads,
