@@ -126,7 +126,7 @@ class SchedulerConfig:
     """What runs in a step."""
 
     max_num_seqs: int | None = option(
-        None, "Most sequences in a step; default 64 on CPU, 256 on CUDA (1024 from 70 GiB on).", low=1, high=8192
+        None, "Most sequences in a step; default 64 on CPU, 256 on CUDA.", low=1, high=8192
     )
     max_num_batched_tokens: int | None = option(
         None, "Most tokens in a step (prompts are cut into chunks); default 512 on CPU, 8192 on CUDA.", low=1

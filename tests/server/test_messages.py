@@ -216,14 +216,14 @@ async def test_errors_in_the_clients_classes(claude: anthropic.AsyncAnthropic, l
     assert missing.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="budget_tokens"):
         await create(claude, thinking={"type": "enabled", "budget_tokens": 64})
-    llm.script = lambda request: [OverloadError("the queue is full", 3)]
-    with pytest.raises(anthropic.APIStatusError, match="queue is full") as full:
-        await create(claude)
-    assert (full.value.status_code, full.value.type) == (529, "overloaded_error")
     llm.script = lambda request: [[FakeDelta(text="a", token_ids=[1])], EngineDeadError("the engine ended")]
     with pytest.raises(anthropic.APIStatusError) as dead:
         await create(claude)
     assert (dead.value.status_code, dead.value.type) == (503, "overloaded_error")
+    llm.script = lambda request: [OverloadError("the queue is full", 3)]
+    with pytest.raises(anthropic.APIStatusError, match="queue is full") as full:
+        await create(claude)
+    assert (full.value.status_code, full.value.type) == (529, "overloaded_error")
 
 
 async def test_an_error_in_the_middle_of_a_stream(claude: anthropic.AsyncAnthropic, scripted: Scripted) -> None:
