@@ -17,7 +17,7 @@ from tiny import make_model, tiny_config
 from octavo import LLM, SamplingParams
 
 NUM_NEW = 6
-CASES = {"mamba2": "Mamba2ForCausalLM", "bloom": "BloomForCausalLM", "openai-gpt": "OpenAIGPTLMHeadModel"}
+CASES = {"mamba": "MambaForCausalLM", "bloom": "BloomForCausalLM", "openai-gpt": "OpenAIGPTLMHeadModel"}
 """A recurrence, a bias of the scores, and a model without any cache."""
 
 
