@@ -78,7 +78,7 @@ impl MaskPool {
         }
         if self.pool.is_none() {
             let builder = ThreadPoolBuilder::new()
-                .num_threads(num_lanes)
+                .num_threads(num_lanes - 1)
                 .stack_size(STACK_BYTES)
                 .thread_name(|index| format!("octavo-mask-{index}"));
             // Without threads the caller does it all.
@@ -89,10 +89,14 @@ impl MaskPool {
             return;
         };
         tasks.sort_by_key(|task| task.guide.lane());
+        let mut lanes = tasks.chunk_by_mut(|a, b| a.guide.lane() == b.guide.lane());
+        let first = lanes.next();
         pool.in_place_scope(|scope| {
-            for lane in tasks.chunk_by_mut(|a, b| a.guide.lane() == b.guide.lane()) {
+            for lane in lanes {
                 scope.spawn(|_| lane.iter_mut().for_each(Task::run));
             }
+            // The caller need not be woken.
+            first.into_iter().flatten().for_each(Task::run);
         });
     }
 }
