@@ -93,44 +93,25 @@ def deepseek_block(config: NormalConfig, layer: int) -> BlockSpec:
     return with_shared(config, replace(spec, rope=replace(spec.rope, is_interleaved=is_interleaved)))
 
 
-DEFAULTS = {
-    "deepseek_v3": {
-        "max_position_embeddings": 4096,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 3,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "n_group": 8,
-        "topk_group": 4,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
-        "rope_interleave": True,
-    },
-    "kimi_k2": {
-        "max_position_embeddings": 4096,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 3,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "n_group": 8,
-        "topk_group": 4,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
-        "rope_interleave": True,
-    },
+V3 = {
+    "max_position_embeddings": 4096,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "rope_interleave": True,
 }
+DEFAULTS = {"deepseek_v3": V3, "kimi_k2": V3}
 """model_type -> what its config.json means where it is silent."""
 
 NAMES = Names(shared=SharedNames(mlp="mlp.shared_experts", gate=""))
