@@ -7,32 +7,22 @@ device, from the arena's header; what is left of the bounds is rows without toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
+from octavo.worker.kind_graphs import Captures, KindGraphs
 from octavo.worker.step_kinds import MAX_MIXED_GRAPHS, StepKind, graph_kinds
 
 if TYPE_CHECKING:
     from octavo._core import StepPlan
 
 
-class Captures(Protocol):
-    """See `DecodeGraphs`."""
-
-    def wants(self, key: Hashable) -> bool: ...
-
-    def capture(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]: ...
-
-
-class MixedGraphs:
+class MixedGraphs(KindGraphs):
     """Graphs for steps of up to `max_tokens` tokens and the largest of `row_sizes` rows; none if either is missing."""
 
     def __init__(self, captures: Captures, row_sizes: Sequence[int], max_tokens: int, max_model_len: int) -> None:
-        self._captures = captures
+        super().__init__(captures)
         self._kinds = graph_kinds(row_sizes, max_tokens, max_model_len)
-        self._graphs: dict[StepKind, Callable[[], Tensor]] = {}
 
     def choose(self, plan: StepPlan) -> StepKind | None:
         """The least kind that holds a step, if it is captured, or wanted often enough to be."""
@@ -53,16 +43,3 @@ class MixedGraphs:
         for kind in self._kinds:
             if kind not in self._graphs and len(self._graphs) < MAX_MIXED_GRAPHS:
                 yield kind
-
-    def run(self, kind: StepKind, forward: Callable[[], Tensor]) -> Tensor:
-        """As `DecodeGraphs.run`."""
-        replay = self._graphs.get(kind)
-        if replay is not None:
-            return replay()
-        result = forward()
-        self._graphs[kind] = self._captures.capture(forward)
-        return result
-
-    def close(self) -> None:
-        """Free the graphs' memory."""
-        self._graphs.clear()

@@ -6,25 +6,22 @@ share. Until such a graph is captured, a plain one serves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from octavo.worker.mixed_graphs import Captures
+from octavo.worker.kind_graphs import Captures, KindGraphs
 from octavo.worker.step_kinds import StepKind, together_kinds
 
 if TYPE_CHECKING:
     from octavo._core import StepPlan
 
 
-class TogetherGraphs:
+class TogetherGraphs(KindGraphs):
     """Graphs for steps of the given row counts; `sizes` empty: there are none."""
 
     def __init__(self, captures: Captures, sizes: Sequence[int], max_model_len: int) -> None:
-        self._captures = captures
+        super().__init__(captures)
         self._kinds = together_kinds(sizes, max_model_len)
-        self._graphs: dict[StepKind, Callable[[], Tensor]] = {}
 
     def choose(self, plan: StepPlan) -> StepKind | None:
         """The least kind that holds a step of decode rows that share blocks, if it is captured, or wanted often enough
@@ -34,25 +31,8 @@ class TogetherGraphs:
                 return kind if self.has(kind) or self._captures.wants(kind) else None
         return None
 
-    def has(self, kind: StepKind) -> bool:
-        """Whether `run` will replay a graph."""
-        return kind in self._graphs
-
     def missing(self) -> Iterator[StepKind]:
         """What is not captured yet: short contexts first, then few rows first."""
         for kind in self._kinds:
             if not self.has(kind):
                 yield kind
-
-    def run(self, kind: StepKind, forward: Callable[[], Tensor]) -> Tensor:
-        """As `DecodeGraphs.run`."""
-        replay = self._graphs.get(kind)
-        if replay is not None:
-            return replay()
-        result = forward()
-        self._graphs[kind] = self._captures.capture(forward)
-        return result
-
-    def close(self) -> None:
-        """Free the graphs' memory."""
-        self._graphs.clear()
