@@ -73,6 +73,14 @@ class MediaInput:
         feature_im = self._feature_im[:, : hidden_tm.shape[-1]].to(hidden_tm.dtype)
         return hidden_tm.index_copy(0, self._index_i, feature_im)
 
+    def deepened(self, hidden_tm: Tensor, layer: int) -> Tensor:
+        """What a layer gives, with what the encoder adds to it there (deep features: Qwen3-VL)."""
+        if self._index_i is None or self._feature_im is None:
+            return hidden_tm
+        width = hidden_tm.shape[-1]
+        deep_im = self._feature_im[:, (layer + 1) * width : (layer + 2) * width]
+        return hidden_tm.index_add(0, self._index_i, deep_im.to(hidden_tm.dtype)) if deep_im.numel() else hidden_tm
+
     def deep_features(self, num_tokens: int, width: int) -> tuple[Tensor, list[Tensor]] | None:
         """(mask [t] of the tokens that stand for images, what each of the first layers adds to them [i, m])."""
         if self._index_i is None or self._feature_im is None or self._feature_im.shape[1] == width:

@@ -49,6 +49,9 @@ class RotarySpec:
     """Of the angles of a head, which are not 0 (proportional)."""
     is_interleaved: bool = False
     """Neighbouring dims are rotated together (rotary.py)."""
+    axes: tuple[int, ...] = ()
+    """Of each angle, by which position it turns where a token has three (0 time, 1 height, 2 width); empty: it has one.
+    """
 
 
 Powers = Callable[[float, int], Floats]

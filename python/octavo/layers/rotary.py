@@ -1,7 +1,8 @@
 """Rotary position embedding: a table of cosines and sines, and the rotation of q and k.
 
 Rotation pairs dimension i with i + rotary_dim / 2 (GPT-NeoX order, which most Hugging Face checkpoints use), or 2 i
-with 2 i + 1 (GPT-J order: `RotarySpec.is_interleaved`). Not here: the angles of each type (frequencies.py).
+with 2 i + 1 (GPT-J order: `RotarySpec.is_interleaved`). Where tokens have positions in three dimensions (images), each
+angle goes by one of them (`RotarySpec.axes`). Not here: the angles of each type (frequencies.py).
 
 Shape suffixes: t tokens, n heads (of q or of k), d head dim, r rotary_dim, f rotary_dim / 2.
 """
@@ -40,11 +41,14 @@ class Rotary(nn.Module):
     """
 
     table: Tensor
+    axis_r: Tensor
 
     def __init__(self, spec: RotarySpec, max_length: int, *, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
         self.register_buffer("table", self._make_table(max_length, device), persistent=False)
+        axis_r = torch.tensor(spec.axes * 2, dtype=torch.int64, device=device)
+        self.register_buffer("axis_r", axis_r, persistent=False)
 
     def _make_table(self, max_length: int, device: torch.device) -> Tensor:
         values_f, scale = frequencies(self.spec, max_length, powers)
@@ -56,8 +60,11 @@ class Rotary(nn.Module):
         return torch.cat((angle.cos() * scale, angle.sin() * scale), dim=-1)
 
     def gather(self, position_t: Tensor) -> Tensor:
-        """The step's rows of the table [t, r]."""
-        return self.table[position_t]
+        """The step's rows of the table [t, r]. With `RotarySpec.axes`, positions may be [3, t]."""
+        if position_t.ndim == 1:
+            return self.table[position_t]
+        column_r = torch.arange(self.table.shape[1], device=position_t.device)
+        return self.table[position_t[self.axis_r].T, column_r]
 
     def forward(self, q_thd: Tensor, k_tgd: Tensor, cos_sin_tr: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated (q, k); `cos_sin_tr` comes from `gather`."""

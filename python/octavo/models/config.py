@@ -43,6 +43,8 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    axes: tuple[int, ...] = ()
+    """See `RotarySpec.axes`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,9 +224,12 @@ class Decoder(nn.Module):
         if ctx.media is not None:
             hidden_tm = ctx.media.embedded(hidden_tm)
         residual_tm: Tensor | None = None
-        angles = self._of_layers([rotary.gather(position_t) for rotary in self._rotaries()])
-        for block, cos_sin_tr in zip(self.layers(), angles, strict=True):
+        turned = position_t if ctx.rope_position_3t is None else ctx.rope_position_3t
+        angles = self._of_layers([rotary.gather(turned) for rotary in self._rotaries()])
+        for layer, (block, cos_sin_tr) in enumerate(zip(self.layers(), angles, strict=True)):
             hidden_tm, residual_tm = block(hidden_tm, residual_tm, cos_sin_tr, ctx)
+            if ctx.media is not None:
+                hidden_tm = ctx.media.deepened(hidden_tm, layer)
         assert residual_tm is not None
         normed_tm, _ = self.norm.add_norm(hidden_tm, residual_tm)
         return normed_tm

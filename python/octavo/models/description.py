@@ -178,4 +178,5 @@ def rotary_spec(rope: RopeConfig, head_dim: int) -> RotarySpec:
         truncate=rope.truncate,
         short_factor=rope.short_factor,
         long_factor=rope.long_factor,
+        axes=rope.axes,
     )

@@ -104,7 +104,7 @@ class BlockSpec:
             "experts of this kind": self.experts is not None and not self.experts.is_plain,
             "attention sinks": self.has_sinks,
             "attention of latents": self.latent is not None,
-            "rotations of this kind": rope is None or rope.is_interleaved,
+            "rotations of this kind": rope is None or rope.is_interleaved or bool(rope.axes),
         }
         return tuple(name for name, is_there in found.items() if is_there)
 

@@ -21,7 +21,3 @@ IMAGE_FAMILIES: dict[str, bool] = {
     "vipllava": False,
 }
 """`model_type` of config.json -> whether the tokens of an image attend to each other in both directions."""
-
-NATIVE_TEXT = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
-"""`model_type` of text models that a native family runs behind an image encoder. Others stay Transformers': the head of
-an image-text class may be another one than the text model's (Aya Vision scales no logits, Cohere 2 does)."""

@@ -25,7 +25,6 @@ from octavo.models.base import CausalLM
 from octavo.models.config import RENAMED, NormalConfig, architecture_of, normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.family import Family
-from octavo.models.image_families import IMAGE_FAMILIES
 from octavo.models.native import FOREIGN_OPTIONS, NATIVE, STATE_SPACE
 
 logger = logging.getLogger(__name__)
@@ -102,16 +101,18 @@ def _with_images(
     config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int, decode_kernels: str
 ) -> CausalLM | None:
     """An image-text model whose text model is native, else None."""
-    if config.raw.get("model_type") not in IMAGE_FAMILIES:
-        return None
-    from octavo.models.transformers_config import native_text  # imports Transformers: seconds
-    from octavo.models.vision_language import VisionLanguage
+    from octavo.models.native_text import native_text  # these import Transformers: seconds
+    from octavo.models.transformers_build import build_on_meta
+    from octavo.models.vision_language import VisionLanguage, has_plain_text
 
     text = native_text(config.raw)
     if text is None:
         return None
+    causal = build_on_meta(config, dtype)
+    if not has_plain_text(causal, text):
+        return None
     decoder = _native(text, dtype=dtype, device=device, max_length=max_length, decode_kernels=decode_kernels)
-    return VisionLanguage(config, decoder, dtype=dtype, device=device)
+    return VisionLanguage(config, causal, decoder, dtype=dtype, device=device)
 
 
 def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> CausalLM:

@@ -10,11 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig, normalize_config
-from octavo.models.image_families import IMAGE_FAMILIES, NATIVE_TEXT
 
 COMMON = (
     "vocab_size",
@@ -76,19 +74,6 @@ def unknown(raw: Mapping[str, Any]) -> ModelError:
         f"architecture {architecture} (model_type {raw.get('model_type')!r}) is not a decoder that Octavo or the "
         f"installed Transformers {transformers.__version__} knows; a newer Transformers may know it"
     )
-
-
-def native_text(raw: Mapping[str, Any]) -> NormalConfig | None:
-    """The text model of an image-text model, as a config of its own; None where no native family is known to run it."""
-    if raw.get("model_type") not in IMAGE_FAMILIES:
-        return None
-    whole = foreign_config(raw)
-    text = whole.get_text_config(decoder=True).to_dict()
-    if text["model_type"] not in NATIVE_TEXT:
-        return None
-    text["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[text["model_type"]]]
-    text["tie_word_embeddings"] = bool(whole.tie_word_embeddings)
-    return normalize_config(text)
 
 
 def normalize_foreign(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> NormalConfig:
