@@ -8,11 +8,13 @@ medians of CUDA graphs over logits that together exceed the L2 cache. Exits 1 wh
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -137,7 +139,7 @@ def overflow() -> float:
     """All but equal logits: too many candidates for the list, whatever the depth."""
     run = batch(normal(60, VOCAB, 0.0005, 5), slots_of(70, 3, wide=True), 6)
     wrong = mismatches(run)
-    assert int(run.scratch.count_r.max()) > kernel.GATHERED, "the case overflows nothing"
+    assert int(run.scratch.listed_rx[:, 1].max()) > kernel.GATHERED, "the case overflows nothing"
     return wrong
 
 
@@ -310,10 +312,35 @@ def time_all() -> list[dict[str, object]]:
     return timings
 
 
+def tune(sizes: tuple[int, ...] = (64, 256)) -> None:
+    """Each kernel alone, by tokens of a chunk and warps; back to back with itself."""
+    for num_rows, chunk in itertools.product(sizes, (2048, 4096, 8192)):
+        kernel.CHUNK_SIZES = ((1 << 30, chunk),)
+        batches = workload("top-k/p", num_rows)
+        by_warps = {
+            warps: [[replace(one, num_warps=warps) for one in batch_] for batch_ in batches] for warps in (2, 4, 8, 16)
+        }
+        compile_together(launch for each in by_warps.values() for launch in each[0])
+        for step in range(len(batches[0])):
+            line = {}
+            for warps, changed in by_warps.items():
+                for launch in chain.from_iterable(batches):
+                    launch.run()
+                line[warps] = round(replay_us([[batch_[step]] for batch_ in changed], 7), 1)
+            name = batches[0][step].kernel.__name__.removesuffix("_kernel")
+            print(f"{num_rows:5d} rows, chunks of {chunk}, {name:7s} us by warps: {line}", flush=True)
+        torch.cuda.empty_cache()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    path: Path | None = parser.parse_args().out
+    parser.add_argument("--tune", action="store_true", help="other chunks and warps, instead of the checks")
+    arguments = parser.parse_args()
+    path: Path | None = arguments.out
+    if arguments.tune:
+        tune()
+        return 0
     found = check_all()
     for name, (number, limit) in found.items():
         print(f"{'ok  ' if number <= limit else 'BAD '} {name:28s} {number:.5f} (at most {limit})", flush=True)

@@ -149,7 +149,9 @@ def test_wide_nuclei_are_narrowed_down(k: int, p: float, monkeypatch: pytest.Mon
     allocate = Scratch.allocate
     monkeypatch.setattr(Scratch, "allocate", lambda *args: found.append(allocate(*args)) or found[-1])
     compare(logits, slots, generator, Choice.LIMITED)
-    assert 0 < int(found[0].count_r.min()) <= int(found[0].count_r.max()) <= 256
+    num_listed_r = found[0].listed_rx[:, 1]
+    assert 0 < int(num_listed_r.min()) <= int(num_listed_r.max()) <= 256
+    assert num_listed_r.equal(found[0].count_r)
 
 
 def test_a_deep_tail_counts_for_top_k() -> None:
