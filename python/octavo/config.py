@@ -1,8 +1,8 @@
 """The one config tree: every option of the engine and the server, frozen, resolved once.
 
 A field here is a flag (`max_num_seqs` -> `--max-num-seqs`), a keyword of `LLM(...)`, a line of `--help` and a row of
-the README's table. Its metadata says how it is shown; its default is what a user gets. Values that depend on the model
-or the device are None here and are filled in where they are known (`worker.memory`).
+the table of README.md beside it. Its metadata says how it is shown; its default is what a user gets. Values that
+depend on the model or the device are None here and are filled in where they are known (`worker.memory`).
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class ServerConfig:
     api_key: list[str] = option([], "Key that clients must send as a bearer token; may be given several times.")
     api_keys_file: str | None = option(
         None,
-        "TOML or JSON file of tenants: keys, limits, weight, priority (see the README); read again on SIGHUP.",
+        "TOML or JSON file of tenants: keys, limits, weight, priority (server/README.md); read again on SIGHUP.",
     )
     served_model_name: list[str] = option([], "Names the API knows the model by; default: the model as given.")
     chat_template: str | None = option(None, "Jinja file, or template text, instead of the model's own.")
@@ -343,7 +343,7 @@ SECTIONS: dict[str, type[Any]] = {**ENGINE_SECTIONS, "server": ServerConfig, "be
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One field of a section, as the command line and the README show it."""
+    """One field of a section, as the command line and README.md show it."""
 
     name: str
     section: str
@@ -498,7 +498,7 @@ def changed(config: EngineConfig | ServerConfig) -> dict[str, Any]:
 
 
 def options_markdown() -> str:
-    """The README's table of options: one row a field, in the order of the tree."""
+    """README.md's table of options: one row a field, in the order of the tree."""
     lines = ["| flag | default | meaning |", "| --- | --- | --- |"]
     for opt in (*engine_options(), *section_options("server")):
         if opt.name == "model":

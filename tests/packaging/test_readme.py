@@ -1,4 +1,4 @@
-"""The README is checked like code: its option table is the config tree's, its Python parses, its files exist."""
+"""The READMEs are checked like code: the option table is the config tree's, their Python parses, their files exist."""
 
 from __future__ import annotations
 
@@ -11,15 +11,27 @@ import pytest
 from octavo.config import options_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+PARTS = ["", "benches", "kernels", "python/octavo", "python/octavo/models", "python/octavo/server", "rust/cpu"]
+READMES = {f"{part}/README.md".lstrip("/"): (ROOT / part / "README.md").read_text() for part in PARTS}
+NAMED = sorted(
+    {
+        path
+        for text in READMES.values()
+        for path in re.findall(r"`((?:python|rust|kernels|tests|benches)/[\w./-]+)`", text)
+    }
+)
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    return [
+        block for text in READMES.values() for block in re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+    ]
 
 
 def test_option_table_is_the_config_tree() -> None:
-    assert options_markdown() in README, "run `python -m octavo.config` and paste its table into README.md"
+    assert options_markdown() in READMES["python/octavo/README.md"], (
+        "run `python -m octavo.config` and paste its table into python/octavo/README.md"
+    )
 
 
 def test_python_examples_parse_and_use_public_names() -> None:
@@ -34,6 +46,6 @@ def test_python_examples_parse_and_use_public_names() -> None:
                     assert alias.name in octavo.__all__
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:python|rust|kernels|tests|benches)/[\w./-]+)`", README))))
+@pytest.mark.parametrize("path", NAMED)
 def test_named_files_exist(path: str) -> None:
     assert (ROOT / path).exists()

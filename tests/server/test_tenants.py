@@ -288,7 +288,7 @@ def test_buckets_pay_debts_off(clock: Clock) -> None:
 
 
 def test_the_readmes_example_is_one(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "python/octavo/server/README.md").read_text()
     file = tmp_path / "keys.toml"
     file.write_text(readme.split("```toml\n", 1)[1].split("```", 1)[0])
     spec = read_keys_file(file)["research"]

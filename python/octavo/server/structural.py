@@ -1,4 +1,4 @@
-"""The pieces that structural tags are made of (see `structured_outputs` in the README), as functions."""
+"""The pieces that structural tags are made of (see `structured_outputs` in README.md), as functions."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from octavo.server.schema.sampling import CommonRequest, sampling_params
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(CommonRequest):
-    """Fields beside sampling; see the README for their meaning."""
+    """Fields beside sampling; see README.md beside `schema/` for their meaning."""
 
     messages: list[Any]
     max_tokens: int | None = None

@@ -19,7 +19,7 @@ MAX_SEQUENCES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(CommonRequest):
-    """Fields beside sampling; see the README for their meaning."""
+    """Fields beside sampling; see README.md beside `schema/` for their meaning."""
 
     prompt: str | list[int] | list[str | list[int]]
     max_tokens: int | None = None
