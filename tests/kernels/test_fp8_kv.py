@@ -101,7 +101,14 @@ def facts(**changes: object) -> DeviceFacts:
 
 
 def test_the_cache_takes_half_the_bytes() -> None:
-    sizes = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "value_dim": 0, "state_size": 0}
+    sizes = {
+        "num_layers": 32,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+        "value_dim": 0,
+        "state_sizes": (),
+        "layer_windows": (0,) * 32,
+    }
     model = type("Model", (), sizes)()
     config = resolve_config(make_engine_config({"kv_cache_dtype": "fp8"}), facts(), 8192)
     assert kv_dtype(config) == "fp8"

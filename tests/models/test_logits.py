@@ -11,6 +11,7 @@ from paged_driver import PagedDriver
 from tiny_models import CASES, NATIVE_PREFIXES, load, make_reference, read_config, save
 from torch import Tensor
 
+from octavo.attention.base import AttentionSpec, StateSpec
 from octavo.models.base import CausalLM
 from octavo.models.decoder import Decoder
 
@@ -37,7 +38,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = load(folder)
     assert isinstance(model, Decoder) == (CASES[request.param][0] in NATIVE_PREFIXES)
     config = read_config(folder)  # what the memory plan goes by
-    for spec in model.attention_specs:
+    for spec in (spec for spec in model.attention_specs if isinstance(spec, AttentionSpec)):
         assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (
             config.num_heads,
             config.num_kv_heads,
@@ -51,22 +52,24 @@ def prompt(seed: int, length: int = PROMPT_LEN) -> list[int]:
     return torch.randint(3, 101, (length,), generator=generator).tolist()
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
+def assert_close(pair: Pair, found: Tensor, expected: Tensor) -> None:
+    """States sum up what rounding left of all tokens."""
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    has_states = any(isinstance(spec, StateSpec) for spec in pair.model.attention_specs)
+    torch.testing.assert_close(found, expected, atol=5e-4 if has_states else 1e-4, rtol=0)
 
 
 def test_one_chunk(pair: Pair) -> None:
     ids = prompt(1)
     expected = pair.expected(ids)
     assert expected.std() > 0.01  # the comparison below means something
-    assert_close(PagedDriver(pair.model).step([(0, ids)]), expected)
+    assert_close(pair, PagedDriver(pair.model).step([(0, ids)]), expected)
 
 
 def test_several_chunks(pair: Pair) -> None:
     ids, driver = prompt(2), PagedDriver(pair.model)
     found = [driver.step([(2, ids[start:end])]) for start, end in ((0, 1), (1, 14), (14, 16), (16, 40))]
-    assert_close(torch.cat(found), pair.expected(ids))
+    assert_close(pair, torch.cat(found), pair.expected(ids))
 
 
 def test_packed_with_other_rows(pair: Pair) -> None:
@@ -75,7 +78,7 @@ def test_packed_with_other_rows(pair: Pair) -> None:
     driver.step([(3, first[:17]), (1, second[:22])])
     found = driver.step([(1, second[22:]), (0, third), (3, first[17:])])
     expected = [pair.expected(second)[22:], pair.expected(third), pair.expected(first)[17:]]
-    assert_close(found, torch.cat(expected))
+    assert_close(pair, found, torch.cat(expected))
 
 
 def test_greedy_decoding(pair: Pair) -> None:

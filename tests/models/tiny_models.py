@@ -64,6 +64,16 @@ LONG_ROPE = {
 QWEN3_MOE = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 QWEN2_MOE = {**QWEN3_MOE, "shared_expert_intermediate_size": 48}
 
+QWEN3_NEXT = {
+    **QWEN2_MOE,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
+
 MLA = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
@@ -308,6 +318,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "jais2": ("Jais2", {}),
     "helium": ("Helium", {"head_dim": 16, "mlp_bias": True}),
     "apertus": ("Apertus", {}),
+    "qwen3-next": ("Qwen3Next", QWEN3_NEXT),
+    "qwen3-next-some-experts": (
+        "Qwen3Next",
+        {**QWEN3_NEXT, "linear_num_key_heads": 1, "mlp_only_layers": [1], "attention_bias": True, "head_dim": 24},
+    ),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -364,6 +379,7 @@ NATIVE_PREFIXES = (
     "Jais2",
     "Helium",
     "Apertus",
+    "Qwen3Next",
 )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.media import MediaInput
+from octavo.kernels.reference.state_rows import StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ class ForwardContext:
     """Of each layer, which cache group it is in; empty: there is one."""
     more_places: Sequence[Places] = ()
     """Of the cache groups but the first."""
+    states: dict[int, StateRows] = field(default_factory=dict)
+    """By cache group, what `state_rows` found."""
     scratch: dict[str, Tensor] = field(default_factory=dict)
     """What a backend computed in `prepare` for all layers of the step."""
 
@@ -138,6 +141,23 @@ class ForwardContext:
         """Those of a layer's cache group."""
         group = self.group(layer)
         return self.more_places[group - 1] if group else Places(self.block_table_sb, self.slot_mapping_t)
+
+    def state_rows(self, layer: int) -> StateRows:
+        """Where the layers of a cache group, which keep states, have them."""
+        group = self.group(layer)
+        if group not in self.states:
+            self.states[group] = StateRows(
+                block_table_sb=self.places(layer).block_table_sb,
+                row_slot_r=self.row_slot_r,
+                query_start_r=self.query_start_r,
+                kv_len_r=self.kv_len_r,
+                block_size=self.block_size,
+                num_rows=self.num_rows,
+                num_decode_rows=self.num_decode_rows,
+                max_query_len=self.max_query_len,
+                num_decode_rows_1=self.num_decode_rows_1,
+            )
+        return self.states[group]
 
 
 class AttentionBackend(Protocol):

@@ -30,8 +30,8 @@ def _tokens(name: str, x_thd: Tensor, like: Tensor, heads: int, dim: int, num_to
 
 
 class CpuAttention:
-    """Paged attention with online softmax in fp32; fp32, bf16 and fp16. Sinks, chunks, and caches without V, which the
-    kernels do not know, go through PyTorch."""
+    """Paged attention with online softmax in fp32; fp32, bf16 and fp16. Sinks, chunks, caches without V, and caches
+    whose blocks lie apart, which the kernels do not know, go through PyTorch."""
 
     def __init__(self, num_threads: int = 0) -> None:
         """`num_threads` 0: as many as torch uses."""
@@ -51,7 +51,7 @@ class CpuAttention:
         sink_h: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.attend`. Tensors that the kernels can't read, or indices out of range: ValueError."""
-        if not spec.is_plain or sink_h is not None:
+        if not _is_known(spec, ctx, sink_h):
             return self._plain_torch.attend(spec, q_thd, k_tgd, v_tgd, ctx, sink_h)
         cache = _cache(spec, ctx)
         self._write(spec, k_tgd, v_tgd, ctx, cache)
@@ -61,7 +61,7 @@ class CpuAttention:
         self, spec: AttentionSpec, q_thd: Tensor, ctx: ForwardContext, sink_h: Tensor | None = None
     ) -> Tensor:
         """See `AttentionBackend.attend_cached`; errors as those of `attend`."""
-        if not spec.is_plain or sink_h is not None:
+        if not _is_known(spec, ctx, sink_h):
             return self._plain_torch.attend_cached(spec, q_thd, ctx, sink_h)
         return self._attend(spec, q_thd, ctx, _cache(spec, ctx))
 
@@ -118,6 +118,10 @@ class CpuAttention:
             num_threads=self.num_threads,
         )
         return out
+
+
+def _is_known(spec: AttentionSpec, ctx: ForwardContext, sink_h: Tensor | None) -> bool:
+    return spec.is_plain and sink_h is None and ctx.kv_cache[spec.layer].is_contiguous()
 
 
 def _cache(spec: AttentionSpec, ctx: ForwardContext) -> Tensor:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from octavo.attention.base import ForwardContext
 from octavo.layers.attention import Attention
 from octavo.layers.fused.base import BlockWeights
+from octavo.layers.gated_delta import GatedDeltaMixer, GatedDeltaSpec
 from octavo.layers.linear import Choice, Linear
-from octavo.layers.moe import SparseMLP
+from octavo.layers.moe import Merged, SparseMLP
 from octavo.layers.norm import NoNorm, Norm, RMSNorm, make_norm
 from octavo.layers.rotary import Rotary
+from octavo.layers.state_space import StateSpaceMixer, StateSpaceSpec
 from octavo.models.family import BlockSpec, Names, Temperature
 from octavo.models.latent import LatentAttention
 from octavo.models.mlp import GatedMLP, make_mlp, weights_of
@@ -47,6 +49,9 @@ class SelfAttention(nn.Module):
         shards = {names.q: q_size, names.k: kv_size, names.v: kv_size}
         if names.qkv:
             shards = {names.qkv: sum(self.sizes)}
+        self.has_gates = spec.has_gates
+        if spec.has_gates:
+            shards[names.gates] = q_size
         self.qkv = Linear(spec.hidden_size, shards, bias=spec.qkv_bias, dtype=dtype, device=device, choose=choose)
         self.o = Linear(
             q_size, {names.o: spec.hidden_size}, bias=spec.o_bias, dtype=dtype, device=device, choose=choose
@@ -69,10 +74,15 @@ class SelfAttention(nn.Module):
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]. `cos_sin` is None where nothing is rotated."""
         qkv_to = self.qkv(hidden_tm)
+        gate_to: Tensor | None = None
+        if self.has_gates:
+            qkv_to, gate_to = qkv_to.split([sum(self.sizes), self.sizes[0]], dim=-1)
         if self.fused is not None and cos_sin_tr is not None:
             attended_to = self.fused(qkv_to, cos_sin_tr, ctx)
         else:
             attended_to = self._attend(qkv_to, cos_sin_tr, ctx)
+        if gate_to is not None:
+            attended_to = attended_to * gate_to.sigmoid()
         result_tm: Tensor = self.o(attended_to)
         return result_tm
 
@@ -112,8 +122,27 @@ class SelfAttention(nn.Module):
         return found
 
 
+Mixer = SelfAttention | LatentAttention | StateSpaceMixer | GatedDeltaMixer
+
+
+def make_mixer(
+    spec: BlockSpec, names: Names, rotary: Rotary | None, choose: Choice, dtype: torch.dtype, device: torch.device
+) -> Mixer | None:
+    """What brings a block's tokens together; None where nothing does."""
+    if not spec.has_mixer:
+        return None
+    layer = spec.attention.layer
+    if isinstance(spec.recurrent, StateSpaceSpec):
+        return StateSpaceMixer(spec.recurrent, layer, names.recurrent, choose, dtype=dtype, device=device)
+    if isinstance(spec.recurrent, GatedDeltaSpec):
+        return GatedDeltaMixer(spec.recurrent, layer, names.recurrent, choose, dtype=dtype, device=device)
+    make = SelfAttention if spec.latent is None else LatentAttention
+    return make(spec, names, rotary, choose, dtype, device)
+
+
 class DecoderBlock(nn.Module):
-    """Attention and an MLP between norms; each norm before them first adds what came before it to the residual."""
+    """Attention (or a recurrent layer) and an MLP between norms, or one of the two; each norm before them first adds
+    what came before it to the residual."""
 
     def __init__(
         self,
@@ -132,29 +161,37 @@ class DecoderBlock(nn.Module):
         self.names = names
         self.is_parallel, self.has_own_norm = spec.is_parallel, spec.has_own_norm
         self.residual_scale = spec.residual_scale
-        self.input_norm = norm(spec.norms_before)
-        make = SelfAttention if spec.latent is None else LatentAttention
-        self.attention: SelfAttention | LatentAttention = make(spec, names, rotary, choose, dtype, device)
-        self.attention_out_norm = norm(spec.norms_after)
-        self.mlp_norm = norm(spec.norms_before and (spec.has_own_norm or not spec.is_parallel))
-        self.mlp = make_mlp(spec, names, choose, dtype, device)
-        self.mlp_out_norm = norm(spec.norms_after)
+        self.input_norm = norm(spec.norms_before and spec.has_mixer)
+        self.attention = make_mixer(spec, names, rotary, choose, dtype, device)
+        self.attention_out_norm = norm(spec.norms_after and spec.has_mixer)
+        self.mlp_norm = norm(spec.norms_before and spec.has_mlp and (spec.has_own_norm or not spec.is_parallel))
+        self.mlp = make_mlp(spec, names, choose, dtype, device) if spec.has_mlp else None
+        self.mlp_out_norm = norm(spec.norms_after and spec.has_mlp)
 
     def forward(
         self, hidden_tm: Tensor, residual_tm: Tensor | None, cos_sin_tr: Tensor | None, ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
         """(MLP output, residual before it); the next norm adds them. `residual_tm` is None in the first block."""
+        first_norm = self.mlp_norm if self.attention is None else self.input_norm
         if residual_tm is None:
-            hidden_tm, residual_tm = self.input_norm(hidden_tm), hidden_tm
+            hidden_tm, residual_tm = first_norm(hidden_tm), hidden_tm
         else:
-            hidden_tm, residual_tm = self.input_norm.add_norm(hidden_tm, residual_tm)
+            hidden_tm, residual_tm = first_norm.add_norm(hidden_tm, residual_tm)
+        if self.attention is None:
+            return self._transformed(hidden_tm), residual_tm
         attended_tm = self.attention_out_norm(self.attention(hidden_tm, cos_sin_tr, ctx))
+        if self.mlp is None:
+            return self._scaled(attended_tm), residual_tm
         if self.is_parallel:
             if self.has_own_norm:
                 hidden_tm = self.mlp_norm(residual_tm)
             return self._scaled(attended_tm + self.mlp_out_norm(self.mlp(hidden_tm))), residual_tm
         hidden_tm, residual_tm = self.mlp_norm.add_norm(self._scaled(attended_tm), residual_tm)
-        return self._scaled(self.mlp_out_norm(self.mlp(hidden_tm))), residual_tm
+        return self._transformed(hidden_tm), residual_tm
+
+    def _transformed(self, hidden_tm: Tensor) -> Tensor:
+        assert self.mlp is not None
+        return self._scaled(self.mlp_out_norm(self.mlp(hidden_tm)))
 
     def _scaled(self, hidden_tm: Tensor) -> Tensor:
         return hidden_tm if self.residual_scale == 1.0 else hidden_tm * self.residual_scale
@@ -162,14 +199,22 @@ class DecoderBlock(nn.Module):
     def slots(self) -> dict[str, Tensor]:
         """Checkpoint names below the layer's prefix."""
         names = self.names
+        attention = self.attention
+        mixed = attention.slots(names) if isinstance(attention, SelfAttention | LatentAttention) else {}
+        if isinstance(attention, StateSpaceMixer | GatedDeltaMixer):
+            mixed = attention.slots()
         return {
-            **self.attention.slots(names),
-            **self.mlp.slots(),
+            **mixed,
+            **({} if self.mlp is None else self.mlp.slots()),
             **self.input_norm.slots(names.input_norm),
             **self.attention_out_norm.slots(names.attention_out_norm),
             **self.mlp_norm.slots(names.mlp_norm),
             **self.mlp_out_norm.slots(names.mlp_out_norm),
         }
+
+    def merged_slots(self) -> dict[str, Merged]:
+        """Tensors of a checkpoint that take the place of several."""
+        return {} if self.mlp is None else self.mlp.merged_slots()
 
     def weights(self) -> BlockWeights:
         """The parameters of dense layers, by what they are for; of a block without `BlockSpec.extras`."""

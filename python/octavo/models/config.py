@@ -15,6 +15,7 @@ from octavo.errors import ModelError
 from octavo.layers.quant.stored import Quantization
 from octavo.models.config_reader import Reader
 from octavo.models.experts_config import ExpertsConfig, read_experts
+from octavo.models.layer_kinds import num_layers_of, read_layer_kinds
 from octavo.models.native import DEFAULT_ARCHITECTURES
 from octavo.models.quantization import read_quantization
 
@@ -88,8 +89,11 @@ class NormalConfig:
     value_dim: int = 0
     """The cache holds no V: it is the first `value_dim` of a token's `head_dim` numbers (latent attention; there is one
     KV head); 0: it holds V."""
-    state_size: int = 0
-    """All layers keep states of so many numbers (fp32) instead of keys and values; 0: none does."""
+    state_sizes: tuple[int, ...] = ()
+    """Of each layer with a cache, of how many numbers (fp32) the state is that it keeps instead of keys and values, 0 =
+    it keeps those; empty: all do."""
+    layer_kinds: tuple[str, ...] = ()
+    """Of each layer of a hybrid, its `layer_types` name; empty: all attend."""
     local_theta: float | None = None
     """Base of the rotations of layers with a window, where it is given apart; their frequencies are plain."""
 
@@ -98,8 +102,6 @@ RENAMED = frozenset({"exaone", "sarvam_mla"})
 """Model types whose configs or checkpoints have names of their own, though they name a class that Octavo has."""
 
 DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
-
-UNSUPPORTED_LAYER_TYPES = ("linear_attention", "recurrent", "mamba")
 
 
 def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> NormalConfig:
@@ -110,7 +112,7 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
     reader = Reader(raw)
     heads = reader.integer("num_attention_heads")
     hidden = reader.integer("hidden_size")
-    layers = reader.integer("num_hidden_layers")
+    layers = num_layers_of(reader)
     kv_heads, head_dim, value_dim = _heads(reader, hidden, heads)
     max_position = reader.integer("max_position_embeddings", 2048)
     attention_bias = bool(reader.get("attention_bias", False))
@@ -140,6 +142,7 @@ def normalize_config(raw: Mapping[str, Any], generation_config: Mapping[str, Any
         mlp_bias=bool(reader.get("mlp_bias", False)),
         qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text", "olmo2"),
         layer_windows=_layer_windows(reader, layers),
+        layer_kinds=read_layer_kinds(reader, layers),
         dtype=_dtype(reader),
         bos_token_id=next(iter(_token_ids(reader.get("bos_token_id"), "bos_token_id")), None),
         eos_token_ids=_eos_token_ids(reader, generation_config or {}),
@@ -316,9 +319,6 @@ def _window_rule(reader: Reader) -> Callable[[int], bool]:
 def _windows_of_types(types: Any, window: int, layers: int) -> tuple[int, ...]:
     if not isinstance(types, list) or len(types) != layers:
         raise ModelError(f"config.json: layer_types is not a list of {layers} names")
-    for kind in types:
-        if kind in UNSUPPORTED_LAYER_TYPES:
-            raise ModelError(f"config.json: layers of type {kind} are not supported by this version")
     if "sliding_attention" in types and not window:
         raise ModelError("config.json: layer_types has sliding_attention but sliding_window is not set")
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from octavo.attention.base import AttentionBackend, ForwardContext
+from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.errors import ModelError
 from octavo.layers.attention import set_backend
 from octavo.layers.embedding import Embedding
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
         self.vocab_size = config.vocab_size
         self.quantization = config.quantization
         specs = [family.block(config, layer) for layer in range(config.num_layers)]
-        self.attention_specs = [spec.attention for spec in specs]
+        self.attention_specs = [spec.cache for spec in specs if spec.cache is not None]
         ropes = list(dict.fromkeys(spec.rope for spec in specs if spec.rope is not None))
         rotaries = [Rotary(rope, max_length, device=device) for rope in ropes]
         self.rotaries = nn.ModuleList(rotaries)
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
             experts=next((_sizes(spec.experts) for spec in specs if spec.experts is not None), None),
             hidden_act=specs[0].hidden_act,
             rotary_dim=next((spec.rope.rotary_dim for spec in specs if spec.rope is not None), 0),
-            attention=tuple(self.attention_specs),
+            attention=tuple(spec for spec in self.attention_specs if isinstance(spec, AttentionSpec)),
             is_dense=all(linear.weight.dtype in (dtype, torch.float8_e4m3fn) for linear in linears),
             dtype=dtype,
             has_fp8=any(linear.weight_scale is not None for linear in linears),
@@ -177,7 +177,8 @@ class Decoder(nn.Module):
             if isinstance(layer, LatentAttention):
                 layer.use_fused(pdl=pdl)
             elif (
-                layer.rotary is not None
+                isinstance(layer, SelfAttention)
+                and layer.rotary is not None
                 and not layer.norms_rotated
                 and layer.temperature is None
                 and QkvAttention.fits(layer.attention, layer.q_norm, layer.rotary)
@@ -256,7 +257,7 @@ class Decoder(nn.Module):
         for i, block in enumerate(self.layers()):
             prefix = names.layer.format(i=i)
             slots |= {f"{prefix}.{name}": slot for name, slot in block.slots().items()}
-            merged |= {f"{prefix}.{name}": part.below(prefix) for name, part in block.mlp.merged_slots().items()}
+            merged |= {f"{prefix}.{name}": part.below(prefix) for name, part in block.merged_slots().items()}
         tied: dict[str, str] = {}
         if self.is_tied:
             tied = {f"{names.head}.weight": f"{names.embed}.weight"}

@@ -13,10 +13,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from octavo.attention.base import AttentionSpec
+from octavo.attention.base import AttentionSpec, CacheSpec, StateSpec
 from octavo.layers.frequencies import RotarySpec
+from octavo.layers.gated_delta import GatedDeltaSpec
 from octavo.layers.moe import ExpertNames, ExpertsSpec, Routing
 from octavo.layers.norm import NormSpec
+from octavo.layers.state_space import StateSpaceSpec
 from octavo.models.config import NormalConfig
 from octavo.models.description import rotary_spec
 
@@ -85,8 +87,23 @@ class BlockSpec:
     """Beside the mixture there is an MLP of this size that every token takes; 0: there isn't."""
     latent: LatentSpec | None = None
     """Attention is of latents (latent.py); qkv's options are then of no meaning."""
+    recurrent: StateSpaceSpec | GatedDeltaSpec | None = None
+    """In the place of attention there is such a layer; of `attention`, its number alone has a meaning then."""
+    has_mixer: bool = True
+    """Otherwise there is neither: the block is an MLP, and keeps nothing."""
+    has_mlp: bool = True
+    has_gates: bool = False
+    """What heads give is multiplied by sigmoids of gates, a number of the same product as q, k and v each."""
     has_sinks: bool = False
     """Each query head has a learned score without a value (`AttentionBackend.attend`)."""
+
+    @property
+    def cache(self) -> CacheSpec | None:
+        """What the block keeps of a sequence."""
+        if not self.has_mixer:
+            return None
+        layer = self.attention.layer
+        return self.attention if self.recurrent is None else StateSpec(layer, self.recurrent.state_size)
 
     def extras(self) -> tuple[str, ...]:
         """What no block of Llama, Qwen or Mixtral has, in words; kernels of whole blocks know only those."""
@@ -104,6 +121,8 @@ class BlockSpec:
             "experts of this kind": self.experts is not None and not self.experts.is_plain,
             "attention sinks": self.has_sinks,
             "attention of latents": self.latent is not None,
+            "recurrent layers": self.recurrent is not None or not (self.has_mixer and self.has_mlp),
+            "gates of heads": self.has_gates,
             "rotations of this kind": rope is None or rope.is_interleaved or bool(rope.axes),
         }
         return tuple(name for name, is_there in found.items() if is_there)
@@ -147,7 +166,10 @@ class Names:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     o: str = "self_attn.o_proj"
+    gates: str = "self_attn.q_gate"
     sinks: str = "self_attn.sinks"
+    recurrent: str = "linear_attn"
+    """Prefix of a recurrent layer."""
     q_down: str = "self_attn.q_a_proj"
     q_latent_norm: str = "self_attn.q_a_layernorm"
     q_up: str = "self_attn.q_b_proj"

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from octavo.attention.base import AttentionBackend, ForwardContext
 from octavo.layers.embedding import Embedding
+from octavo.layers.linear import dense
 from octavo.layers.norm import NormSpec, RMSNorm
-from octavo.layers.state_space import StateRows, StateSpaceMixer, StateSpaceSpec
+from octavo.layers.state_space import StateSpaceMixer, StateSpaceSpec
 from octavo.models.config import NormalConfig
 from octavo.models.images import ImageEncoder
 from octavo.models.weights import finish_linears, load_strict
@@ -45,20 +46,20 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = RMSNorm(spec.hidden_size, NormSpec(spec.norm_eps), dtype=dtype, device=device)
-        self.mixer = StateSpaceMixer(spec, layer, dtype=dtype, device=device)
+        self.mixer = StateSpaceMixer(spec, layer, "mixer", dense, dtype=dtype, device=device)
         self.is_wide = is_wide
 
-    def forward(self, hidden_tm: Tensor, rows: StateRows, ctx: ForwardContext) -> Tensor:
+    def forward(self, hidden_tm: Tensor, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]."""
         dtype = self.norm.weight.dtype
-        mixed_tm: Tensor = self.mixer(self.norm(hidden_tm.to(dtype)), rows, ctx)
+        mixed_tm: Tensor = self.mixer(self.norm(hidden_tm.to(dtype)), None, ctx)
         return (hidden_tm.float() if self.is_wide else hidden_tm) + mixed_tm
 
 
 class Mamba2(nn.Module):
     """See `models.base.CausalLM`."""
 
-    is_capturable = False
+    is_capturable = True
     reads_together = False
     images: ImageEncoder | None = None
 
@@ -89,11 +90,10 @@ class Mamba2(nn.Module):
         """Nothing attends."""
 
     def forward(self, token_id_t: Tensor, position_t: Tensor, ctx: ForwardContext) -> Tensor:
-        """See `CausalLM.forward`; reads the sizes of longer rows on the host."""
-        rows = StateRows.of(ctx, 0)
+        """See `CausalLM.forward`."""
         hidden_tm: Tensor = self.embed(token_id_t)
         for block in self.layers():
-            hidden_tm = block(hidden_tm, rows, ctx)
+            hidden_tm = block(hidden_tm, ctx)
         normed_tm: Tensor = self.norm(hidden_tm.to(self.norm.weight.dtype))
         return normed_tm
 
@@ -111,6 +111,7 @@ class Mamba2(nn.Module):
             slots["lm_head.weight"] = self.head.weight
         for layer, block in enumerate(self.layers()):
             prefix = f"backbone.layers.{layer}"
-            slots |= {f"{prefix}.norm.weight": block.norm.weight, **block.mixer.slots(f"{prefix}.mixer")}
+            slots[f"{prefix}.norm.weight"] = block.norm.weight
+            slots |= {f"{prefix}.{name}": slot for name, slot in block.mixer.slots().items()}
         load_strict(slots, {"lm_head.weight": "backbone.embeddings.weight"} if self.is_tied else {}, tensors)
         finish_linears(self)

@@ -53,6 +53,7 @@ NATIVE = {
     "Jais2ForCausalLM": "octavo.models.jais2:FAMILY",
     "HeliumForCausalLM": "octavo.models.helium:FAMILY",
     "ApertusForCausalLM": "octavo.models.apertus:FAMILY",
+    "Qwen3NextForCausalLM": "octavo.models.qwen3_next:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 

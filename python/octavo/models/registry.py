@@ -183,12 +183,19 @@ def as_attended(config: NormalConfig, specs: Sequence[CacheSpec]) -> NormalConfi
     """The config with the heads, windows, chunks and states that layers have in fact: of Transformers' classes, only
     their calls tell. Where layers differ, heads are those of the layer that keeps most. Models that keep something else
     there (transformers_rows.py) stay as they are."""
-    if len(specs) != config.num_layers:
+    states = tuple(spec.size if isinstance(spec, StateSpec) else 0 for spec in specs)
+    if len(specs) != config.num_layers and not any(states):
         return config
-    states = [spec.size for spec in specs if isinstance(spec, StateSpec)]
-    if len(states) == len(specs):
-        return replace(config, state_size=max(states))
+    windows, chunks = ([getattr(spec, name, 0) for spec in specs] for name in ("window", "chunk"))
+    config = replace(
+        config,
+        state_sizes=states if any(states) else (),
+        layer_windows=tuple(windows),
+        layer_chunks=tuple(chunks) if any(chunks) else (),
+    )
     heads = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+    if not heads:
+        return config
     most = max(heads, key=lambda spec: math.prod(spec.cache_shape(1, 1)))
     return replace(
         config,
@@ -196,8 +203,6 @@ def as_attended(config: NormalConfig, specs: Sequence[CacheSpec]) -> NormalConfi
         num_kv_heads=most.num_kv_heads,
         head_dim=most.head_dim,
         value_dim=most.value_dim,
-        layer_windows=tuple(spec.window for spec in heads),
-        layer_chunks=tuple(spec.chunk for spec in heads) if any(spec.chunk for spec in heads) else (),
     )
 
 

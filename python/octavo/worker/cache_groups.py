@@ -1,9 +1,9 @@
 """Cache groups: which layers share a block table, and where their keys and values lie. Pure.
 
-Layers that keep the same positions (all, a window, a chunk) are put into groups of equally many layers, so that blocks
-of all groups have equal bytes and one pool serves them: the nth layers of all groups share a tensor, the nth lane, and
-a block is a place in every lane, for the layers of the group that holds it. Who holds what is the control plane's
-business (rust/core/src/groups.rs).
+Layers that keep the same positions (all, a window, a chunk) or states are put into groups of equally many layers, so
+that blocks of all groups have equal bytes and one pool serves them: the nth layers of all groups share a tensor, the
+nth lane, and a block is a place in every lane, for the layers of the group that holds it. Where keys and values lie
+beside states, a block has room for either. Who holds what is the control plane's business (rust/core/src/groups.rs).
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ MAX_GROUPS = 16
 """Every group costs a block table, and the host time of its updates."""
 ALMOST_EQUAL = 1.25
 """Kinds whose numbers of layers differ by less are one group each, filled up."""
+
+LANE_STEP = 512
+"""Bytes of a block are a multiple of so many in lanes of unlike layers: kernels load many bytes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,15 @@ class CacheLayout:
         return self
 
 
+def lane_bytes(layout: CacheLayout, layer_bytes: Sequence[int]) -> list[int]:
+    """Of a block in each lane: the most that one of its layers has in a block (`layer_bytes`), which is all that there
+    is where they have equally much."""
+    sizes: list[set[int]] = [set() for _ in range(layout.num_lanes)]
+    for lane, size in zip(layout.layer_lanes, layer_bytes, strict=True):
+        sizes[lane].add(size)
+    return [found.pop() if len(found) == 1 else -(-max(found) // LANE_STEP) * LANE_STEP for found in sizes]
+
+
 def one_group(num_layers: int) -> CacheLayout:
     """All layers keep all."""
     return CacheLayout((Keep(),), (0,) * num_layers)
@@ -118,12 +130,9 @@ def lay_out(keeps: Sequence[Keep]) -> CacheLayout:
 
 def layout_of(model: NormalConfig, max_length: int) -> CacheLayout:
     """Groups of a model that Octavo has the layers of, for sequences up to `max_length`."""
-    if model.state_size:
-        return lay_out([STATE] * model.num_layers)
-    chunks = model.layer_chunks or (0,) * model.num_layers
-    return lay_out(
-        [_keep(window, chunk, max_length) for window, chunk in zip(model.layer_windows, chunks, strict=True)]
-    )
+    nothing = (0,) * len(model.layer_windows)
+    layers = zip(model.layer_windows, model.layer_chunks or nothing, model.state_sizes or nothing, strict=True)
+    return lay_out([STATE if state else _keep(window, chunk, max_length) for window, chunk, state in layers])
 
 
 def _keep(window: int, chunk: int, max_length: int) -> Keep:

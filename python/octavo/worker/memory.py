@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.models.image_families import IMAGE_FAMILIES
-from octavo.worker.cache_groups import CacheLayout, layout_of, one_group
+from octavo.worker.cache_groups import CacheLayout, lane_bytes, layout_of, one_group
 from octavo.worker.device import DeviceFacts, check_backend, find_device
 from octavo.worker.resolve import (
     Limits,
@@ -60,7 +60,13 @@ GRAPHS_A_SIZE = 5
 ENCODER_BYTES = GIB
 """Of intermediate tensors, for an image of several thousand patches."""
 STATE_BLOCK_SIZE = 256
-"""Tokens between two states that are kept, where layers keep states."""
+"""Tokens between two states that are kept, where all layers keep states."""
+STATE_BLOCK_STEP, MAX_STATE_BLOCK = 64, 4096
+"""Where others attend, a multiple, and the most."""
+STATE_TILE = 16
+"""Tokens of the least tile of their kernels, which must not cross blocks."""
+STATE_BYTES = 4
+"""Of a state's number."""
 MAX_SHARE = 0.98
 FEW_TOKENS = 1024
 USEFUL_BATCHES = 4
@@ -90,6 +96,7 @@ class MemoryPlan:
     usage: Usage
     kv_token_bytes: int
     """Of all layers."""
+    block_bytes: int
     layout: CacheLayout
     num_blocks: int
     max_model_len: int
@@ -99,7 +106,7 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_blocks * block_bytes(self.layout, self.kv_token_bytes, self.limits.block_size)
+        return self.num_blocks * self.block_bytes
 
     @property
     def num_kv_tokens(self) -> int:
@@ -147,18 +154,31 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 100 else f"{num_bytes / MIB:.2f} MiB"
 
 
-def kv_token_bytes(model: NormalConfig, dtype: str, block_size: int = 1) -> int:
-    """Bytes of K and V (or of latents) of one token in all layers; of states, a token's share of a block's."""
-    if model.state_size:
-        return math.ceil(4 * model.state_size / block_size) * model.num_layers
+def attended_bytes(model: NormalConfig, dtype: str) -> int:
+    """Bytes of K and V (or of latents) of one token in one layer."""
     planes = 1 if model.value_dim else 2
     row_bytes = model.head_dim * DTYPE_BYTES[dtype] + KV_SCALE_BYTES.get(dtype, 0)
-    return planes * model.num_layers * model.num_kv_heads * row_bytes
+    return planes * model.num_kv_heads * row_bytes
 
 
-def block_bytes(layout: CacheLayout, token_bytes: int, block_size: int) -> int:
-    """Bytes of a block, which has `layout.num_lanes` layers' keys and values; `token_bytes` is of all layers."""
-    return token_bytes * layout.num_lanes // len(layout.layer_groups) * block_size
+def layer_bytes(model: NormalConfig, dtype: str, block_size: int) -> list[int]:
+    """Bytes that each layer with a cache has in a block."""
+    attended = attended_bytes(model, dtype) * block_size
+    return [STATE_BYTES * size or attended for size in model.state_sizes or (0,) * len(model.layer_windows)]
+
+
+def kv_token_bytes(model: NormalConfig, dtype: str, block_size: int = 1) -> int:
+    """Bytes of one token in all layers; of states, a token's share of a block's."""
+    return sum(math.ceil(size / block_size) for size in layer_bytes(model, dtype, block_size))
+
+
+def state_block_size(model: NormalConfig, dtype: str) -> int:
+    """Tokens of a block whose keys and values take about as many bytes as the largest state, where layers keep either;
+    where all keep states, there is no such bound."""
+    if all(model.state_sizes):
+        return STATE_BLOCK_SIZE
+    steps = math.ceil(STATE_BYTES * max(model.state_sizes) / attended_bytes(model, dtype) / STATE_BLOCK_STEP)
+    return STATE_BLOCK_STEP * min(steps, MAX_STATE_BLOCK // STATE_BLOCK_STEP)
 
 
 def kv_tokens(layout: CacheLayout, limits: Limits, num_blocks: int, most: int) -> int:
@@ -263,14 +283,14 @@ def plan_memory(
     """
     limits = limits_of(config)
     usage = usage_of(config, model, device, weight_bytes)
-    token_bytes = kv_token_bytes(model, kv_dtype(config), limits.block_size)
+    sizes = layer_bytes(model, kv_dtype(config), limits.block_size)
     asked = config.model.max_model_len
     wanted_len = asked if isinstance(asked, int) else model.max_position_embeddings
-    is_grouped = is_even and (config.cache.cache_groups or model.state_size > 0)
+    is_grouped = is_even and (config.cache.cache_groups or any(model.state_sizes))
     layout = layout_of(model, wanted_len) if is_grouped else one_group(model.num_layers)
     longest_blocks = layout.blocks_for(wanted_len, limits.block_size, limits.overlap_depth)
     useful_blocks = USEFUL_BATCHES * limits.max_num_seqs * longest_blocks + 1
-    one_bytes = block_bytes(layout, token_bytes, limits.block_size)
+    one_bytes = sum(lane_bytes(layout, sizes))
     least_bytes = (1 + len(layout.keeps)) * one_bytes
     room = usable_bytes(config, device) - usage.total
     if room < least_bytes:
@@ -286,7 +306,8 @@ def plan_memory(
         config=replace(config, model=replace(config.model, max_model_len=max_model_len)),
         device=device,
         usage=usage,
-        kv_token_bytes=token_bytes,
+        kv_token_bytes=kv_token_bytes(model, kv_dtype(config), limits.block_size),
+        block_bytes=one_bytes,
         layout=layout,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
@@ -372,9 +393,23 @@ def memory_errors(config: EngineConfig) -> Iterator[None]:
         ) from error
 
 
+def with_state_blocks(config: EngineConfig, model: NormalConfig, *, is_asked: bool) -> EngineConfig:
+    """The config with blocks for a model that keeps states; `is_asked`: it has a block size of the user's. ConfigError:
+    the kernels have no tiles for that."""
+    size = config.cache.block_size if is_asked else state_block_size(model, kv_dtype(config))
+    assert size is not None
+    if config.execution.device.startswith("cuda") and size % STATE_TILE:
+        raise ConfigError(
+            f"--block-size {size}: {model.architecture} keeps states, whose kernels need a multiple of {STATE_TILE}",
+            "block_size",
+        )
+    return replace(config, cache=replace(config.cache, block_size=size))
+
+
 def make_plan(config: EngineConfig, progress: Progress | None = None, source: ModelSource | None = None) -> MemoryPlan:
     """Find the model (unless it is given) and the device, resolve the config, and plan. Reads no weights. Errors:
     ConfigError, ModelError."""
+    from octavo.attention.base import AttentionSpec
     from octavo.models.registry import as_attended, footprint, is_native, read_config
     from octavo.models.sources import resolve_source
     from octavo.worker.kv_cache import DTYPES
@@ -396,7 +431,8 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     if not taken.is_capturable:
         resolved = replace(resolved, execution=replace(resolved.execution, enforce_eager=True, cuda_graph_sizes=[]))
     model, specs = as_attended(model, taken.attention_specs), taken.attention_specs
-    if model.state_size and config.cache.block_size is None:
-        resolved = replace(resolved, cache=replace(resolved.cache, block_size=STATE_BLOCK_SIZE))
-    is_even = len(specs) == model.num_layers and len({spec.cache_shape(1, 1) for spec in specs}) == 1
+    if any(model.state_sizes):
+        resolved = with_state_blocks(resolved, model, is_asked=config.cache.block_size is not None)
+    shapes = {spec.cache_shape(1, 1) for spec in specs if isinstance(spec, AttentionSpec)}
+    is_even = len(specs) == len(model.layer_windows) and len(shapes) <= 1
     return plan_memory(resolved, source, model, device, taken.weight_bytes, is_even=is_even)

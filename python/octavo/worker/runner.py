@@ -29,7 +29,7 @@ from octavo.worker.facts import has_processor, model_facts
 from octavo.worker.fixed_rows import FixedRows
 from octavo.worker.graphs import PATIENCE, DecodeGraphs
 from octavo.worker.kernel_build import KernelBuild
-from octavo.worker.kv_cache import DTYPES, allocate_kv_cache, distinct
+from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.media import StepMedia
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.mixed_graphs import MixedGraphs
@@ -284,7 +284,7 @@ class TorchRunner:
             self._arenas.pad_empty(plan.arena, plan.num_rows, mixed.num_rows, plan.num_tokens)
         arena = self._arenas.upload(plan.arena)
         update_u3, copy_c2 = self._arenas.updates(arena, plan)
-        self._kernels.apply_updates(self._slots, update_u3, distinct(self._kv_cache), copy_c2)
+        self._kernels.apply_updates(self._slots, update_u3, self._kv_cache.lanes, copy_c2)
         if together is not None:
             self._launched = self._together(arena, together)
         elif graph is not None:
@@ -301,7 +301,7 @@ class TorchRunner:
         arrays = self._arenas.arrays(arena, kind.num_rows, kind.num_tokens)
         tokens = self._kernels.prepare(arrays, self._slots)
         header = HeaderParts(self._arenas.counts(arena)[0], self._arenas.shared_blocks(arena))
-        ctx = step_context(kind, arrays, tokens, self._slots, self._kv_cache, header, self._limits.block_size)
+        ctx = step_context(kind, arrays, tokens, self._slots, self._kv_cache.layers, header, self._limits.block_size)
         if self._media is not None:
             ctx.media, ctx.rope_position_3t = media, self._media.rope_positions(tokens.position_t, arrays, media)
         self._backend.prepare(ctx)
@@ -356,7 +356,8 @@ class TorchRunner:
         self._mixed_graphs.close()
         self._together_graphs.close()
         self._graphs.close()
-        self._kv_cache.clear()
+        self._kv_cache.layers.clear()
+        self._kv_cache.lanes.clear()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -1,0 +1,108 @@
+"""Qwen 3-Next (80B-A3B): three layers in four are gated delta nets, the others attend with gates of heads and rotate a
+quarter of them; mixtures of experts with one that every token takes; norms by 1 + weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from octavo.layers.gated_delta import GatedDeltaSpec
+from octavo.layers.norm import NormSpec
+from octavo.models.config import NormalConfig
+from octavo.models.config_reader import Reader
+from octavo.models.family import BlockSpec, Family, Names, Tensors, block_spec
+from octavo.models.layer_kinds import RECURRENT
+
+
+def delta_spec(config: NormalConfig) -> GatedDeltaSpec:
+    """Of all recurrent layers."""
+    reader = Reader(config.raw)
+    return GatedDeltaSpec(
+        hidden_size=config.hidden_size,
+        num_key_heads=reader.integer("linear_num_key_heads"),
+        num_value_heads=reader.integer("linear_num_value_heads"),
+        key_dim=reader.integer("linear_key_head_dim"),
+        value_dim=reader.integer("linear_value_head_dim"),
+        taps=reader.integer("linear_conv_kernel_dim"),
+        norm_eps=config.norm_eps,
+    )
+
+
+def delta_block(config: NormalConfig, layer: int) -> BlockSpec:
+    """Of Qwen 3-Next and 3.5; the latter's small ones have no experts."""
+    spec, reader = block_spec(config, layer), Reader(config.raw)
+    is_recurrent = config.layer_kinds[layer] == RECURRENT
+    return replace(
+        spec,
+        norm=NormSpec(config.norm_eps, shift=1.0),
+        recurrent=delta_spec(config) if is_recurrent else None,
+        rope=None if is_recurrent else spec.rope,
+        has_gates=not is_recurrent,
+        qk_norm="none" if is_recurrent else "head",
+        qkv_bias=config.qkv_bias,
+        o_bias=config.o_bias,
+        shared_size=0 if spec.experts is None else reader.integer("shared_expert_intermediate_size"),
+    )
+
+
+def split_gates(config: NormalConfig, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A query product has, head by head, the head's query and its gate."""
+    heads = torch.unflatten(tensor, 0, (config.num_heads, 2, config.head_dim))
+    yield name, heads[:, 0].flatten(0, 1)
+    yield name.replace("q_proj", "q_gate"), heads[:, 1].flatten(0, 1)
+
+
+def _split_heads(config: NormalConfig, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Recurrent products have, key head by key head, all that belongs to it."""
+    spec = delta_spec(config)
+    each = spec.num_value_heads // spec.num_key_heads
+    keys, values = spec.key_dim, each * spec.value_dim
+    by_head = torch.unflatten(tensor, 0, (spec.num_key_heads, -1))
+    if name.endswith("in_proj_qkvz.weight"):
+        q, k, v, z = (part.flatten(0, 1) for part in by_head.split_with_sizes([keys, keys, values, values], 1))
+        yield name.replace("qkvz", "qkv"), torch.cat((q, k, v))
+        yield name.replace("qkvz", "z"), z
+    else:
+        for part, letter in zip(by_head.split_with_sizes([each, each], 1), "ba", strict=True):
+            yield name.replace("in_proj_ba", f"in_proj_{letter}"), part.flatten(0, 1)
+
+
+def _convert(config: NormalConfig, tensors: Tensors) -> Tensors:
+    for name, tensor in tensors:
+        if name.startswith("mtp."):  # a drafter beside the model
+            continue
+        if ".self_attn.q_proj." in name:
+            yield from split_gates(config, name, tensor)
+        elif ".in_proj_qkvz." in name or ".in_proj_ba." in name:
+            yield from _split_heads(config, name, tensor)
+        else:
+            yield name, tensor
+
+
+DEFAULTS = {
+    "qwen3_next": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "layer_types": None,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+    },
+}
+"""model_type -> what its config.json means where it is silent."""
+
+FAMILY = Family(names=Names(), block=delta_block, convert=_convert)
