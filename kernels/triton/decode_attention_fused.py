@@ -325,6 +325,11 @@ def choose_stages(num_rows: int, max_kv_len: int) -> int:
     return 4 if num_rows < 256 else 3
 
 
+def choose_warps(num_rows: int, max_kv_len: int) -> int:
+    """Of a program: fewer where there are many programs, which are short."""
+    return 2 if num_rows >= 192 and max_kv_len <= SHORT_CONTEXT else 4
+
+
 def attend(
     layer: AttentionLayer, qkv_ro: Tensor, kv_cache: Tensor, rows: DecodeRows, scratch: AttentionScratch, out_ro: Tensor
 ) -> list[Launch]:
@@ -380,8 +385,8 @@ def attend(
     launches = []
     if seen is not None:
         launches.append(shared_launch(args, full, count, _describe(kv_cache[:, 0], heads.head_dim // 2)))
-    stages = choose_stages(count, rows.max_kv_len)
-    launches.append(Launch(attention_kernel, (heads.num_kv_heads, count, splits), args, full, 4, stages))
+    stages, warps = choose_stages(count, rows.max_kv_len), choose_warps(count, rows.max_kv_len)
+    launches.append(Launch(attention_kernel, (heads.num_kv_heads, count, splits), args, full, warps, stages))
     if splits > 1:
         reduce_args = {**row_args, **shares, "out": out_ro}
         launches.append(Launch(reduce_kernel, (count, heads.num_heads), reduce_args, constants, 2))

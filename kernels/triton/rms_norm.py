@@ -1,6 +1,6 @@
 """RMS norm of rows, alone or with the residual addition before it: one program a row.
 
-Shape suffixes: t rows, m their width.
+Shape suffixes: t rows, m their width, p parts of a sum.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from torch import Tensor
 from octavo.kernels.triton.handles import launch
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_stride"])
 def rms_norm_kernel(
-    x_ptr, residual_ptr, gain_ptr, out_ptr, eps,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, residual_ptr, gain_ptr, out_ptr, eps, part_stride,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """ADD: residual += x first, and its norm is taken. Rounds where `reference.rms_norm` does."""
+    """ADD: residual += x first, and its norm is taken; x is the sum of PARTS arrays. Rounds where `reference.rms_norm`
+    does."""
     row = tl.program_id(0).to(tl.int64) * DIM
     dim_m = tl.arange(0, DIM_PAD)
     inside = dim_m < DIM
@@ -29,6 +30,9 @@ def rms_norm_kernel(
     x_m = tl.load(x_ptr + row + dim_m, mask=inside, other=0.0)
     if ADD:
         residual_m = tl.load(residual_ptr + row + dim_m, mask=inside, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            x_m += tl.load(x_ptr + part * part_stride + row + dim_m, mask=inside, other=0.0)
+        x_m = x_m.to(residual_m.dtype)
         x_m = (x_m.to(tl.float32) + residual_m.to(tl.float32)).to(x_m.dtype)
         tl.store(residual_ptr + row + dim_m, x_m, mask=inside)
     wide_m = x_m.to(tl.float32)
@@ -54,16 +58,24 @@ def add_rms_norm(
     return x_tm, residual_tm
 
 
+def add_parts_rms_norm(
+    x_ptm: Tensor, residual_tm: Tensor, gain_m: Tensor, eps: float, *, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `add_rms_norm` of the sum over p of fp32 x, rounded to the residual's dtype; the norm is a new tensor."""
+    out_tm = torch.empty_like(residual_tm)
+    _launch(x_ptm, residual_tm, gain_m, out_tm, eps, is_sum=True, pdl=pdl)
+    return out_tm, residual_tm
+
+
 def _launch(
     x_tm: Tensor, residual_tm: Tensor, gain_m: Tensor, out_tm: Tensor, eps: float, *, is_sum: bool, pdl: bool
 ) -> None:
     assert x_tm.is_contiguous()
     assert residual_tm.is_contiguous()
     width = gain_m.shape[0]
-    rows = x_tm.numel() // width
+    rows = residual_tm.numel() // width
     if rows:
-        constants = {"DIM": width, "DIM_PAD": triton.next_power_of_2(width), "ADD": is_sum, "PDL": pdl}
-        warps = 8 if width > 2048 else 4
-        launch(
-            rms_norm_kernel, (rows, 1, 1), (x_tm, residual_tm, gain_m, out_tm, eps), constants, num_warps=warps, pdl=pdl
-        )
+        parts = x_tm.numel() // residual_tm.numel()
+        constants = {"DIM": width, "DIM_PAD": triton.next_power_of_2(width), "ADD": is_sum, "PARTS": parts, "PDL": pdl}
+        args = x_tm, residual_tm, gain_m, out_tm, eps, residual_tm.numel()
+        launch(rms_norm_kernel, (rows, 1, 1), args, constants, num_warps=8 if width > 2048 else 4, pdl=pdl)

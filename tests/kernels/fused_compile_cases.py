@@ -79,7 +79,8 @@ def test_step_compiles_without_spills(model: str, fp8: bool, rows: int) -> None:
     "heads", [HeadShape(28, 4, 128), HeadShape(32, 2, 64), HeadShape(8, 8, 64), HeadShape(9, 3, 64)], ids=str
 )
 @pytest.mark.parametrize("window", [0, 4096])
-def test_attention_of_other_heads_compiles(heads: HeadShape, window: int) -> None:
+@pytest.mark.parametrize(("count", "longest"), [(8, 6400), (256, 250)])
+def test_attention_of_other_heads_compiles(heads: HeadShape, window: int, count: int, longest: int) -> None:
     device = torch.device("meta")
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -87,12 +88,12 @@ def test_attention_of_other_heads_compiles(heads: HeadShape, window: int) -> Non
 
     table = empty(1000, heads.head_dim, dtype=torch.float32)
     layer = AttentionLayer(heads, 0.1, window, None, None, 1e-6, table)
-    scratch = AttentionScratch.allocate(heads, 128, device)
-    slots, lengths = empty(8, dtype=torch.int32), empty(8, dtype=torch.int32)
-    rows = DecodeRows(empty(20, 100, dtype=torch.int32), slots, lengths, 6400)
-    qkv = empty(8, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim)
+    scratch = AttentionScratch.allocate(heads, 256, device)
+    slots, lengths = empty(count, dtype=torch.int32), empty(count, dtype=torch.int32)
+    rows = DecodeRows(empty(300, 100, dtype=torch.int32), slots, lengths, longest)
+    qkv = empty(count, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim)
     cache = empty(500, 2, heads.num_kv_heads, TILE, heads.head_dim)
-    for launch in attend(layer, qkv, cache, rows, scratch, empty(8, heads.num_heads * heads.head_dim)):
+    for launch in attend(layer, qkv, cache, rows, scratch, empty(count, heads.num_heads * heads.head_dim)):
         compiled = compile_once(launch)
         assert compiled.spill_bytes == 0
         CHECKS.get(launch.kernel.__name__, check_small)(launch, compiled)
@@ -121,7 +122,7 @@ def check_attention(launch: Launch, compiled: Compiled) -> None:
     assert compiled.loads_before_wait == 0
     assert compiled.num_tma_loads >= 4
     assert compiled.shared_bytes >= (launch.num_stages - 1) * tile_bytes, launch
-    assert compiled.registers <= 128
+    assert compiled.registers * launch.num_warps <= 128 * 4
 
 
 def check_shared(launch: Launch, compiled: Compiled) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from octavo.kernels.triton.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
 
 DEVICE = torch.device("cuda")
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
@@ -94,12 +94,52 @@ def residual_us(rows: int, weights: list[list[Tensor]], *, is_added: bool) -> fl
     return sorted(seconds(graph, 5) for _ in range(7))[3] / len(weights) * 1e6
 
 
+def in_parts_us(rows: int, weights: list[list[Tensor]], which: int, parts: int) -> float:
+    """Of a layer's o (1) or down (3) product with the norm after it: by cuBLAS as it is (parts 0), or as products of
+    parts of k in fp32, which the norm's kernel adds up."""
+    gain = torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)
+    residual = torch.zeros(rows, 4096, device=DEVICE, dtype=torch.bfloat16)
+    k = SHAPES[which][1]
+    x = torch.randn(rows, k, device=DEVICE).bfloat16() * 0.01
+
+    def run() -> None:
+        for layer in weights:
+            weight = layer[which]
+            if parts:
+                x_ptk = x.view(rows, parts, -1).transpose(0, 1)
+                weight_pkn = weight.view(4096, parts, -1).permute(1, 2, 0)
+                product = torch.bmm(x_ptk, weight_pkn, out_dtype=torch.float32)
+                add_parts_rms_norm(product, residual, gain, 1e-5, pdl=True)
+            else:
+                add_rms_norm(torch.mm(x, weight.t()), residual, gain, 1e-5, pdl=True)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    return sorted(seconds(graph, 5) for _ in range(7))[3] / len(weights) * 1e6
+
+
+def by_parts(weights: list[list[Tensor]]) -> None:
+    """Decode steps of more rows than the skinny products take."""
+    for rows in (160, 192, 224, 256, 384, 512):
+        for name, which in (("o", 1), ("down", 3)):
+            found = {parts: round(in_parts_us(rows, weights, which, parts), 1) for parts in (0, 1, 2, 4)}
+            print(f"{rows} rows, {name} with its norm, us by parts of k (0: as it is): {found}", flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", action="store_true", help="only: o and down in parts of k")
     args = parser.parse_args()
     weights = [[torch.randn(n, k, device=DEVICE).bfloat16() * k**-0.5 for n, k in SHAPES] for _ in range(LAYERS)]
+    if args.parts:
+        by_parts(weights)
+        return
     results: list[dict[str, Any]] = []
     for rows, piece in CASES:
         graph = multiply(rows, piece, weights, 1.0)

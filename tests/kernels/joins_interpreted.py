@@ -46,6 +46,16 @@ def test_norms(shape: tuple[int, int], dtype: torch.dtype, gain_dtype: torch.dty
     close(normed, want_normed)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_norm_of_a_sum_of_parts(parts: int) -> None:
+    x, residual = random(parts, 5, 96, dtype=torch.float32), random(5, 96, dtype=torch.float16)
+    gain = 1 + 0.3 * random(96, dtype=torch.float16)
+    want_normed, want_total = reference_norm.add_rms_norm(x.sum(0).half(), residual.clone(), gain, EPS)
+    normed, total = rms_norm.add_parts_rms_norm(x, residual, gain, EPS)
+    close(total, want_total)
+    close(normed, want_normed)
+
+
 def test_norm_of_a_tiny_row_is_bounded_by_eps() -> None:
     x = torch.full((1, 64), 1e-4)
     close(rms_norm.rms_norm(x, torch.ones(64), 1.0), x / (1 + 1e-8) ** 0.5)
