@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from octavo._core import EngineStats, Tokenizer
 from octavo.config import EngineConfig, make_engine_config
-from octavo.engine.client import EngineClient, Progress, State
+from octavo.engine.client import EngineClient, State
 from octavo.engine.inputs import Prompt, make_encoder, prompt_images, split_prompt
 from octavo.engine.outputs import Mode, OutputBuilder, check_mode
 from octavo.engine.request import RequestFactory, recommended_params
@@ -33,6 +33,7 @@ from octavo.protocol import (
     ModelFacts,
     PoolingOutput,
     PoolingRequestOutput,
+    Progress,
     RequestOutput,
     ScoringOutput,
 )

@@ -6,10 +6,14 @@ Not here: requests on the wire (Rust, `rust/core/src/frames.rs`) and HTTP bodies
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+Progress = Callable[[str, float], None]
+"""Told how a start goes: (stage, fraction done in 0..1); a text of several lines is to be shown."""
 
 
 class Logprob(NamedTuple):

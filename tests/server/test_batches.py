@@ -25,6 +25,11 @@ CHAT = "/v1/chat/completions"
 Made = Callable[..., Starlette]
 
 
+def close(app: Starlette) -> None:
+    app.state.batches.close()
+    app.state.context.close()
+
+
 @pytest.fixture
 def make(tmp_path: Path, llm: FakeLLM) -> Iterator[Made]:
     """Makes apps over one folder; the one before is closed first, as by the end of its process."""
@@ -32,14 +37,14 @@ def make(tmp_path: Path, llm: FakeLLM) -> Iterator[Made]:
 
     def made(**options: Any) -> Starlette:
         if apps:
-            apps[-1].state.context.close()
+            close(apps[-1])
         config = ServerConfig(batch_dir=str(tmp_path / "batches"), **options)
         apps.append(make_app(llm, config))  # type: ignore[arg-type]
         return apps[-1]
 
     yield made
     if apps:
-        apps[-1].state.context.close()
+        close(apps[-1])
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
@@ -167,7 +172,7 @@ async def test_a_restart_in_the_middle(make: Made, llm: FakeLLM) -> None:
     assert (found.status, found.request_counts.completed) == ("in_progress", 5)
     llm.script = held(20, asyncio.Event())
     llm.submitted.clear()
-    await app.state.context.batches.runner.resume()
+    await app.state.batches.runner.resume()
     done = await until(client, batch.id, has_ended)
     assert done.request_counts.model_dump() == {"completed": 20, "failed": 0, "total": 20}
     assert len(llm.submitted) == 15
@@ -196,18 +201,18 @@ async def test_cancel(make: Made, llm: FakeLLM) -> None:
 async def test_expiry(make: Made, llm: FakeLLM, tmp_path: Path) -> None:
     app = make()
     context = app.state.context
-    inner, endpoints = context.batches.app, context.batches.endpoints
-    context.batches.close()
+    inner, endpoints = app.state.batches.app, app.state.batches.endpoints
+    app.state.batches.close()
     now = [1000.0]
-    context.batches = Batches(context, tmp_path / "batches", inner, endpoints, clock=lambda: now[0])
+    app.state.batches = Batches(context, tmp_path / "batches", inner, endpoints, clock=lambda: now[0])
     client = client_of(app)
     llm.script = held(1, asyncio.Event())
     batch = await start(client, line("a"), line("b"))
     await until(client, batch.id, lambda found: found.request_counts.completed == 1)
     now[0] += 25 * 3600
-    context.batches.runner.close()
+    app.state.batches.runner.close()
     await asyncio.sleep(0)
-    await context.batches.runner.resume()
+    await app.state.batches.runner.resume()
     done = await until(client, batch.id, has_ended)
     assert done.status == "expired"
     (output,) = await lines_of(client, done.output_file_id)
@@ -262,11 +267,11 @@ async def test_batches_leave_room(make: Made, llm: FakeLLM) -> None:
     room.leave()
     await waiting
     room.leave()
-    context.live.update(object() for _ in range(8))  # 5 of these are the room's, 3 are others'
+    context.live.calls.update(object() for _ in range(8))  # 5 of these are the room's, 3 are others'
     late = asyncio.create_task(room.enter())
     await asyncio.sleep(0)
     assert not late.done()
-    context.live.clear()
+    context.live.calls.clear()
     room.leave()
     await late
     llm.state = "restarting"

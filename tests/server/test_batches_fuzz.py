@@ -38,6 +38,7 @@ async def batching(llm: FakeLLM, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as client:
         yield client
+    app.state.batches.close()
     app.state.context.close()
 
 

@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_a_stream_ends_the_request(app: Starlette, ll
     assert llm.streams[0].closed
     context = app.state.context
     assert isinstance(context, ServerContext)
-    assert not context.live
+    assert not context.live.calls
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -21,7 +21,8 @@ from octavo.errors import ConfigError
 from octavo.sampling_params import SamplingParams
 from octavo.server.app import make_app
 from octavo.server.context import ServerContext
-from octavo.server.generation import Generation, Prompt
+from octavo.server.generation import Generation
+from octavo.server.prompt import Prompt
 from octavo.server.tenants.bucket import Bucket
 from octavo.server.tenants.caller import Caller, calling
 from octavo.server.tenants.keyring import Keyring

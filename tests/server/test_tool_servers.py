@@ -160,11 +160,11 @@ async def test_a_drain_while_a_tool_works(
     async with asyncio.timeout(20):
         while not server.calls:
             await asyncio.sleep(0)
-    assert (len(context.live), context.num_calls) == (0, 1)
+    assert (len(context.live.calls), len(context.live)) == (0, 1)
     assert await context.drain(drain_s) == cut
     kept = context.responses.get(accepted.id, "default")
     await kept.task
-    assert not context.runs
+    assert not context.live.runs
     if cut:
         assert (kept.response["status"], "shut down" in kept.response["error"]["message"]) == ("failed", True)
     else:
@@ -181,7 +181,7 @@ async def test_an_operator_ends_a_response_while_a_tool_works(
             await asyncio.sleep(0)
     assert app.state.context.abort("job") == 1
     assert (await sent.next())["status"] == 503
-    assert not app.state.context.runs
+    assert not app.state.context.live.runs
 
 
 async def test_bounds_on_turns_and_calls(

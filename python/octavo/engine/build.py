@@ -14,9 +14,9 @@ from octavo._core import Core, CoreConfig
 from octavo.config import EngineConfig
 from octavo.engine.loop import EngineLoop
 from octavo.pooling.recipe import choose_task
-from octavo.protocol import ModelFacts
+from octavo.protocol import ModelFacts, Progress
 from octavo.speculation import read_speculation
-from octavo.worker.base import Progress, make_runner
+from octavo.worker.base import make_runner
 
 # The most that the control plane takes.
 MAX_REQUESTS = 2**30

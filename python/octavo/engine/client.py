@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -20,10 +19,9 @@ from octavo.engine.connection import EngineConnection
 from octavo.engine.handle import EngineHandle, describe_exit
 from octavo.engine.inputs import load_tokenizer
 from octavo.errors import EngineDeadError, OctavoError, OverloadError
-from octavo.protocol import ModelFacts
+from octavo.protocol import ModelFacts, Progress
 
 State = Literal["starting", "ready", "restarting", "dead", "draining"]
-Progress = Callable[[str, float], None]
 
 RESTART_WINDOW_S = 600.0
 STOP_TIMEOUT_S = 15.0

@@ -17,7 +17,8 @@ from octavo.models.gguf_names import tensor_names
 from octavo.models.gguf_tensors import iter_gguf, stored_dtype
 from octavo.models.safetensors import find_tensors
 from octavo.models.safetensors_values import DTYPES, iter_safetensors
-from octavo.models.sources import ModelSource, Progress
+from octavo.models.sources import ModelSource
+from octavo.protocol import Progress
 
 if TYPE_CHECKING:
     from octavo.models.config import NormalConfig

@@ -7,7 +7,6 @@ A name is `pypi:<package>`, an existing folder or .gguf file, or else a Hugging 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from octavo.config import ModelConfig
 from octavo.errors import ModelError
 from octavo.models import tokenizer_folder
 from octavo.models.gguf_file import GGUFFile, open_gguf
-
-Progress = Callable[[str, float], None]
-"""(stage, fraction done in 0..1): "download", "weights"."""
+from octavo.protocol import Progress
 
 PYPI = "pypi:"
 

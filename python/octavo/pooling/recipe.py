@@ -14,7 +14,8 @@ from typing import Any
 
 from octavo.config import ModelConfig
 from octavo.errors import ConfigError, ModelError
-from octavo.models.sources import Progress, locate, read_json
+from octavo.models.sources import locate, read_json
+from octavo.protocol import Progress
 
 CAUSAL = "ForCausalLM"
 CLASSIFIER = "ForSequenceClassification"

@@ -10,12 +10,12 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ModelError
-from octavo.models.sources import Progress, resolve_source
+from octavo.models.sources import resolve_source
 from octavo.pooling.answers import Rows
 from octavo.pooling.inputs import PoolingInput
 from octavo.pooling.model import PoolingModel
 from octavo.pooling.recipe import read_recipe
-from octavo.protocol import ModelFacts
+from octavo.protocol import ModelFacts, Progress
 from octavo.speculation import without_drafts
 from octavo.worker.device import DeviceFacts, find_device
 

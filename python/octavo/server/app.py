@@ -72,11 +72,15 @@ HANDLERS = {
 
 
 def make_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
-    """An app over an engine, which may still be starting. `app.state.context` is its `ServerContext`."""
+    """An app over an engine, which may still be starting.
+
+    `app.state.context` is its `ServerContext`, `app.state.batches` its `Batches` (None without --batch-dir).
+    """
     context = ServerContext(llm, config)
-    if config.batch_dir is not None:
-        context.batches = _batches(context, Path(config.batch_dir))
-    return _build(context, ROUTES, context.keyring)
+    batches = None if config.batch_dir is None else _batches(context, Path(config.batch_dir))
+    app = _build(context, ROUTES, context.keyring)
+    app.state.batches = batches
+    return app
 
 
 def _batches(context: ServerContext, folder: Path) -> Batches:
@@ -102,7 +106,7 @@ def _build(context: ServerContext, routes: Sequence[Route], keyring: Keyring) ->
         body_limit=BodyLimit(config.max_body_bytes, "--max-body-bytes"),
         metrics=context.metrics,
         routes=routes,
-        body_limits={"/v1/files": upload_limit} if context.batches is not None else {},
+        body_limits={"/v1/files": upload_limit} if config.batch_dir is not None else {},
     )
     app = Starlette(routes=routes, middleware=[gate], exception_handlers=HANDLERS)
     app.state.context = context

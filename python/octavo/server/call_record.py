@@ -17,7 +17,7 @@ from octavo.server.tenants import caller
 
 if TYPE_CHECKING:
     from octavo.server.context import ServerContext
-    from octavo.server.generation import Prompt
+    from octavo.server.prompt import Prompt
 
 ABORTED = "aborted"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts, PoolingFacts
 from octavo.server.dialect import Dialect
 from octavo.server.errors import ApiError, UnavailableError
+from octavo.server.live_calls import LiveCalls
 from octavo.server.logprobs import TokenNames
 from octavo.server.mcp.servers import ToolServers
 from octavo.server.metrics import ServerMetrics
@@ -34,13 +34,8 @@ from octavo.server.tracing import Tracer
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.server.batch.service import Batches
-    from octavo.server.generation import Generation
-    from octavo.server.pooling_call import PoolingCall
-    from octavo.server.responses.run import ResponseRun
 
 T = TypeVar("T")
-log = logging.getLogger("octavo.server")
 
 # Bodies above this many bytes are rendered and tokenized in a thread, so that streams don't wait for them.
 INLINE_BYTES = 4096
@@ -75,9 +70,7 @@ class ServerContext:
         self.draining = False
         self.ending = False
         """The drain is one that ends with the server."""
-        self.live: set[Generation | PoolingCall] = set()
-        self.runs: set[ResponseRun] = set()
-        """Responses in flight: between two turns, while a server tool is called, they have no generation."""
+        self.live = LiveCalls()
         self.metrics = ServerMetrics(lambda: self.names[0] if self.names else None, llm, self.keyring.all)
         self.settings = Settings.of(config)
         endpoint = config.otlp_traces_endpoint
@@ -87,8 +80,6 @@ class ServerContext:
         self.pulse = Pulse(llm)
         self.tool_servers = ToolServers(config.tool_server, config.tool_timeout_s)
         self.responses = ResponseStore(config.responses_store, config.responses_store_bytes)
-        self.batches: Batches | None = None
-        """Set by the app when --batch-dir is given."""
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._encoder: PromptEncoder | None = None
         self._input_encoder: InputEncoder | None = None
@@ -110,11 +101,6 @@ class ServerContext:
             return list(self.config.served_model_name)
         facts = self.llm.facts
         return [facts.model] if facts is not None else []
-
-    @property
-    def num_calls(self) -> int:
-        """Calls in flight that the model or a tool works for."""
-        return len(self.live) + sum(run.is_between_turns for run in self.runs)
 
     def check_ready(self) -> None:
         """Raise `UnavailableError` unless requests can be taken."""
@@ -245,36 +231,15 @@ class ServerContext:
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing more and wait for the calls in flight, then cut those that are left; how many those were."""
         self.draining = self.ending = True
-        deadline_s = time.monotonic() + timeout_s
-        while (self.live or self.runs) and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.05)
-        error = UnavailableError("the server shut down before this request was finished")
-        waiting = [run for run in self.runs if run.is_between_turns]
-        for run in waiting:
-            log.warning("cut: %s while a tool worked", run.request_id or "a response")
-            run.cut(error)
-        cut = list(self.live)
-        for generation in cut:
-            record = generation.record
-            log.warning("cut: %s after %d tokens", record.caller.request_id or "a call", record.num_output_tokens)
-            generation.cut(error)
-        return len(cut) + len(waiting)
+        await self.live.wait(timeout_s)
+        return self.live.cut_all(UnavailableError("the server shut down before this request was finished"))
 
     def abort(self, request_id: str) -> int:
-        """End calls by their id (`x-request-id`), or by the id of their answer, which ends with it; how many."""
-        ids = {each: each.record.caller.request_id for each in self.live}
-        exact = [each for each, own in ids.items() if own == request_id]
-        found = exact or [each for each, own in ids.items() if own and request_id.endswith(("-" + own, "_" + own))]
+        """End calls by their id, or that of their answer; how many."""
         message = "the request was ended by an operator"
-        error = ApiError(503, message, kind="service_unavailable", code="aborted")
-        waiting = [run for run in self.runs if run.is_between_turns and run.request_id == request_id]
-        for each in (*found, *waiting):
-            each.cut(error)
-        return len(found) + len(waiting)
+        return self.live.cut_one(request_id, ApiError(503, message, kind="service_unavailable", code="aborted"))
 
     def close(self) -> None:
-        if self.batches is not None:
-            self.batches.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self.tracer is not None:
             self.tracer.close()

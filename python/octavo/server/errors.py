@@ -102,16 +102,18 @@ def openai_object(error: ApiError) -> dict[str, object]:
 def error_response(error: ApiError, scope: Scope) -> Response:
     """The whole answer, in the words of the API that the request speaks."""
     if is_anthropic(scope):
-        body, status = error_object(error, message_of(error), _request_id(scope)), status_of(error)
+        status = status_of(error.status, error.code)
+        body = error_object(status, message_of(error), _request_id(scope))
     else:
-        body, status = {"error": openai_object(error)}, error.status
+        status = error.status
+        body = {"error": openai_object(error)}
     return Response(json.dumps(body), status, headers=error.headers, media_type="application/json")
 
 
 def last_event(error: ApiError, scope: Scope) -> bytes:
     """The event that ends a stream which failed after its first event."""
     if is_anthropic(scope):
-        return error_event(error, message_of(error), _request_id(scope))
+        return error_event(status_of(error.status, error.code), message_of(error), _request_id(scope))
     return b"data: " + json.dumps({"error": openai_object(error)}).encode() + b"\n\n"
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo._core import Delta
-from octavo.multimodal.placed import NO_MEDIA, PlacedMedia
 from octavo.sampling_params import SamplingParams
 from octavo.server.call_record import ABORTED, CallRecord, outcome_of
 from octavo.server.errors import ApiError, UnavailableError
+from octavo.server.prompt import Prompt
 from octavo.server.tenants import caller
 
 if TYPE_CHECKING:
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
 Batch = tuple[int, list[Delta]]
 """(number of the prompt, deltas); a delta's choice is prompt * n + its index."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Ids, and the text they came from (None for a prompt given as ids).
-
-    `first_choice` is set where the choices of one prompt are submitted one by one: with a seed each draws its own.
-    """
-
-    token_ids: list[int]
-    text: str | None
-    first_choice: int = 0
-    media: PlacedMedia = NO_MEDIA
-    """The images among the ids."""
 
 
 class Generation:
@@ -64,7 +50,7 @@ class Generation:
             raise UnavailableError("the server is shutting down")
         self.prompts = prompts
         self.n = params.n
-        self._live = context.live
+        self._live = context.live.calls
         tenant = caller.current().tenant
         params = tenant.limit_params(params)
         asked = [prompt for prompt in prompts if not prompt.first_choice]

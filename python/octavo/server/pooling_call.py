@@ -15,7 +15,7 @@ from octavo.pooling.inputs import PoolingInput
 from octavo.sampling_params import SamplingParams
 from octavo.server.call_record import ABORTED, CallRecord, outcome_of
 from octavo.server.errors import ApiError, UnavailableError
-from octavo.server.generation import Prompt
+from octavo.server.prompt import Prompt
 from octavo.server.sse import ClientGoneError, while_connected
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class PoolingCall:
         self._task = asyncio.current_task()
         self._cut: ApiError | None = None
         self._is_closed = False
-        context.live.add(self)
+        context.live.calls.add(self)
 
     @property
     def usage(self) -> Usage:
@@ -81,7 +81,7 @@ class PoolingCall:
         if not self._is_closed:
             self._is_closed = True
             self.record.caller.release()
-            self._context.live.discard(self)
+            self._context.live.calls.discard(self)
             self.record.end(ABORTED)
 
 

@@ -34,6 +34,7 @@ from octavo.server.http_protocol import HttpLimits, LimitedHttpProtocol
 from octavo.server.report import CallerFilter
 
 if TYPE_CHECKING:
+    from octavo.server.batch.service import Batches
     from octavo.server.grpc.server import GrpcServer
 
 log = logging.getLogger("octavo.server")
@@ -93,6 +94,7 @@ class Service:
         app: ASGIApp = make_app(self._llm, config)
         assert isinstance(app, Starlette)
         self._context: ServerContext = app.state.context
+        self._batches: Batches | None = app.state.batches
         private = make_admin_app(self._context)
         limits = HttpLimits(max_connections=config.max_connections)
         self._servers: list[tuple[_Server, socket.socket]] = []
@@ -148,8 +150,8 @@ class Service:
         names, task = self._context.names, self._context.facts.task
         if not has_template and task == "generate" and self._llm.tokenizer is not None:
             log.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
-        if self._context.batches is not None:
-            await self._context.batches.runner.resume()
+        if self._batches is not None:
+            await self._batches.runner.resume()
         if task != "generate":
             self._context.warm_inputs()
         if self._llm.images is not None:
@@ -173,7 +175,7 @@ class Service:
             await asyncio.wait({stopping}, timeout=ENGINE_CHECK_S)
             await self._end_frozen_engine()
         timeout_s = self._context.settings.drain_timeout_s
-        log.info("shutting down: %d calls in flight get up to %g s", self._context.num_calls, timeout_s)
+        log.info("shutting down: %d calls in flight get up to %g s", len(self._context.live), timeout_s)
         cut = await self._context.drain(timeout_s)
         if cut:
             log.warning("%d calls were cut after %g s (--drain-timeout-s)", cut, timeout_s)
@@ -182,7 +184,7 @@ class Service:
     async def _end_frozen_engine(self) -> None:
         """An engine that hangs with calls in flight is as good as dead."""
         limit_s, pulse = self._config.engine_timeout_s, self._context.pulse
-        if limit_s and self._context.live and self._llm.state == "ready":
+        if limit_s and self._context.live.calls and self._llm.state == "ready":
             await pulse.beats()
             if pulse.silence_s > limit_s:
                 log.error("the engine has been silent for %.1f s (--engine-timeout-s): it is killed", pulse.silence_s)
@@ -196,6 +198,8 @@ class Service:
             self._grpc.should_exit = True
         await serving
         await self._llm.close()
+        if self._batches is not None:
+            self._batches.close()
         self._context.close()
 
     def _reload_keys(self) -> None:

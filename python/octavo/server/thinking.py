@@ -14,7 +14,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.choice import ChoiceReader
 from octavo.server.dialect import Stage
 from octavo.server.events import TurnRequest
-from octavo.server.generation import Prompt
+from octavo.server.prompt import Prompt
 from octavo.server.turn_form import TurnForm, end_of_reasoning
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from octavo.server.events import (
     TurnMessage,
     TurnRequest,
 )
-from octavo.server.generation import Generation, Prompt
+from octavo.server.generation import Generation
 from octavo.server.logprobs import Row
+from octavo.server.prompt import Prompt
 from octavo.server.stop_strings import StopStrings
 from octavo.server.tenants import caller
 from octavo.server.thinking import Thinking

@@ -20,6 +20,7 @@ from octavo.server.reasoning.base import ReasoningFormat
 from octavo.server.structural import Form, either, free, pattern, schema, sequence, text
 from octavo.server.tools.base import Tools
 from octavo.server.tools.format import ToolFormat
+from octavo.server.tools.mixed import when_called
 from octavo.server.tools.shape import CallShape
 from octavo.server.tools.table import DEFAULT, tool_format
 from octavo.server.turn_prompt import offered_tools
@@ -94,7 +95,8 @@ class TurnForm:
             message = f"tools: {name!r} is no name in the format that the model writes calls in; leave out strict"
             raise RequestError(message, param="tools")
         opens = self._reasoning.opens if self._reasoning is not None and stage == "may_think" else ()
-        form = self._shape.when_called(self._tools, only_one=not self._request.parallel_tool_calls, not_before=opens)
+        only_one = not self._request.parallel_tool_calls
+        form = when_called(self._shape, self._tools, only_one=only_one, not_before=opens)
         if self._shape.instead:
             return self._staged(form, stage, None)
         return self._staged(form, "thinks" if stage == "thinks" else "answers", None)

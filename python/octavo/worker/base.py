@@ -10,13 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.config import EngineConfig
-from octavo.protocol import ModelFacts
+from octavo.protocol import ModelFacts, Progress
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
-
-Progress = Callable[[str, float], None]
-"""(stage, fraction done in 0..1): "config", "weights", "memory", "graphs"; several lines: a text to show."""
 
 
 class Runner(Protocol):

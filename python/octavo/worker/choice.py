@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
-from octavo.worker.base import Progress
+from octavo.protocol import Progress
 from octavo.worker.device import may_have_cuda
 from octavo.worker.embedded_plan import contradiction, find_model, make_plan
 

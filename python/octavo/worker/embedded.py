@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from octavo._core import EmbeddedDecoder
 from octavo.config import EngineConfig
+from octavo.protocol import Progress
 from octavo.speculation import read_speculation
-from octavo.worker.base import Progress
 from octavo.worker.embedded_plan import find_model, make_plan
 from octavo.worker.embedded_weights import load_weights
 from octavo.worker.facts import model_facts

@@ -21,7 +21,7 @@ from octavo.worker.memory import MemoryPlan, plan_memory
 from octavo.worker.resolve import EMBEDDED_KV_DTYPES, EMBEDDED_QUANTIZATIONS, resolve_config
 
 if TYPE_CHECKING:
-    from octavo.worker.base import Progress
+    from octavo.protocol import Progress
 
 BACKENDS = ("auto", "cpu")
 """Attention backends under which the decoder's own attention is meant."""

@@ -18,7 +18,7 @@ from octavo.models.plain_weights import as_float32, narrowed, random_weight, wid
 from octavo.models.stored_weights import PLAIN, TOP, Place, StoredWeight, places
 
 if TYPE_CHECKING:
-    from octavo.worker.base import Progress
+    from octavo.protocol import Progress
 
 
 QUANTIZED = {"int8": "Q8_0", "int4": "Q4_1"}

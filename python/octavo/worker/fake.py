@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.config import EngineConfig
+from octavo.protocol import Progress
 from octavo.speculation import without_drafts
-from octavo.worker.base import Progress
 from octavo.worker.device import DeviceFacts
 from octavo.worker.facts import model_facts
 from octavo.worker.resolve import limits_of, resolve_config

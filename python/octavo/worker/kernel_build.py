@@ -23,8 +23,8 @@ from typing import Any
 
 from octavo import envs
 from octavo.config import EngineConfig
+from octavo.protocol import Progress
 from octavo.worker import triton_files
-from octavo.worker.base import Progress
 from octavo.worker.device import DeviceFacts, physical_cores
 
 logger = logging.getLogger(__name__)

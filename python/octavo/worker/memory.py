@@ -32,7 +32,7 @@ from octavo.worker.step_kinds import MAX_MIXED_GRAPHS, graph_kinds
 if TYPE_CHECKING:
     from octavo.models.config import NormalConfig
     from octavo.models.sources import ModelSource
-    from octavo.worker.base import Progress
+    from octavo.protocol import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,8 @@ from octavo.attention.media import MediaInput
 from octavo.attention.whole import WholeImageAttention
 from octavo.config import EngineConfig
 from octavo.models.loader import load_model
-from octavo.protocol import ImageFacts
+from octavo.protocol import ImageFacts, Progress
 from octavo.sampling.sampler import SamplePlan, Sampler
-from octavo.worker.base import Progress
 from octavo.worker.batch import OutputArenas, StepArenas
 from octavo.worker.facts import has_processor, model_facts
 from octavo.worker.fixed_rows import FixedRows

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.models.sources import resolve_source
+from octavo.protocol import Progress
 from octavo.speculation import without_drafts
 from octavo.worker import kernel_build
-from octavo.worker.base import Progress, Runner
+from octavo.worker.base import Runner
 
 
 def start_runner(config: EngineConfig, progress: Progress) -> Runner:

@@ -22,6 +22,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.events import ToolName, TurnMessage, TurnRequest
 from octavo.server.tools.base import Tools
+from octavo.server.tools.mixed import when_called
 from octavo.server.tools.shape import CallShape
 from octavo.server.tools.table import TOOL_FORMATS
 from octavo.server.turn import Turn, collect
@@ -189,7 +190,7 @@ async def test_calls_of_strict_tools_are_right(llm: AsyncLLM) -> None:
     assert llm.tokenizer is not None
     shape = CallShape(begin='<{"name": JSONNAME, "arguments": ', end="}>", trigger="<")
     tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
-    form = shape.when_called(Tools(tools), only_one=False)
+    form = when_called(shape, Tools(tools), only_one=False)
     params = SamplingParams(
         max_tokens=400,
         temperature=1,

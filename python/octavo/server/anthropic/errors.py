@@ -1,14 +1,11 @@
-"""Anthropic's error object: which requests get it, and how an `ApiError` is said in it."""
+"""Anthropic's error object: which requests get it, and how an error is said in it."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import Scope
-
-if TYPE_CHECKING:
-    from octavo.server.errors import ApiError
 
 # Status -> error type; others: invalid_request_error below 500, api_error from there.
 TYPES = {
@@ -36,18 +33,17 @@ def is_anthropic(scope: Scope) -> bool:
     return any(name == VERSION_HEADER for name, _ in scope.get("headers", ()))
 
 
-def status_of(error: ApiError) -> int:
+def status_of(status: int, code: str | None) -> int:
     """A full queue is "overloaded" (529) here; 429 is left for the limits of a key."""
-    return 529 if error.status == 429 and error.code == "overloaded" else error.status
+    return 529 if status == 429 and code == "overloaded" else status
 
 
-def error_object(error: ApiError, message: str, request_id: str | None) -> dict[str, Any]:
-    """The body of an error answer, and the data of a stream's `error` event."""
-    status = status_of(error)
+def error_object(status: int, message: str, request_id: str | None) -> dict[str, Any]:
+    """The body of an error answer of that status, and the data of a stream's `error` event."""
     kind = TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
-def error_event(error: ApiError, message: str, request_id: str | None) -> bytes:
+def error_event(status: int, message: str, request_id: str | None) -> bytes:
     """The last event of a stream that failed."""
-    return b"event: error\ndata: " + json.dumps(error_object(error, message, request_id)).encode() + b"\n\n"
+    return b"event: error\ndata: " + json.dumps(error_object(status, message, request_id)).encode() + b"\n\n"

@@ -41,5 +41,5 @@ class Room:
         if self._context.state != "ready":
             return False
         num_slots = self._context.facts.max_num_seqs
-        num_others = max(0, len(self._context.live) - self._num_inside)
+        num_others = max(0, len(self._context.live.calls) - self._num_inside)
         return self._num_inside < min(self._most, max(1, num_slots * 3 // 4) - num_others)

@@ -8,7 +8,7 @@ from typing import Any
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
-from octavo.server.generation import Prompt
+from octavo.server.prompt import Prompt
 from octavo.server.schema.parse import load_value
 from octavo.server.schema.pooling import EmbeddingRequest, parse_embedding
 from octavo.server.schema.tokenize import TokenizeRequest, parse_tokenize

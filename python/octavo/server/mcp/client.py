@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
-from octavo.server.mcp.servers import ServerTool, ToolResult, ToolServerError
+from octavo.server.mcp.session import ServerTool, ToolResult, ToolServerError
 
 T = TypeVar("T")
 

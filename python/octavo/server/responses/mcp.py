@@ -13,7 +13,8 @@ from typing import Any
 
 from octavo.errors import RequestError
 from octavo.server.errors import ApiError
-from octavo.server.mcp.servers import Connection, ServerTool, ToolServerError, ToolServers
+from octavo.server.mcp.servers import ToolServers
+from octavo.server.mcp.session import Connection, ServerTool, ToolServerError
 from octavo.server.responses.items import Item
 from octavo.server.responses.tools import Toolbox
 

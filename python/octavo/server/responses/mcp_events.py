@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from octavo.server.mcp.servers import ServerTool
+from octavo.server.mcp.session import ServerTool
 from octavo.server.responses.answer import Event, ResponseWriter
 
 

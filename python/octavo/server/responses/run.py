@@ -97,7 +97,7 @@ class ResponseRun:
 
     async def start(self) -> None:
         """Ask for tools and submit the first turn. Errors as of `Turn.start`, in the words of this API."""
-        self._context.runs.add(self)
+        self._context.live.runs.add(self)
         await self._find_tools()
         for item in approved_calls(self._items):
             for name in self._tools.of(item.get("server_label"), item.get("name"))[:1]:
@@ -183,7 +183,7 @@ class ResponseRun:
             self._task.uncancel()
             raise self._cut from None
         finally:
-            self._context.runs.discard(self)
+            self._context.live.runs.discard(self)
 
     async def _turns(self) -> AsyncIterator[list[Event]]:
         opened = False
@@ -293,7 +293,7 @@ class ResponseRun:
 
     def close(self) -> None:
         """Abort what still runs."""
-        self._context.runs.discard(self)
+        self._context.live.runs.discard(self)
         if self._turn is not None:
             self._turn.close()
         self._tools.close()

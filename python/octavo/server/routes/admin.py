@@ -41,7 +41,7 @@ async def info(request: Request) -> Response:
             "pid": os.getpid(),
             "engine_pid": context.llm.engine_pid,
             "engine_restarts": context.llm.num_restarts,
-            "calls_running": context.num_calls,
+            "calls_running": len(context.live),
             "model": None if facts is None else asdict(facts),
             "server": options,
             "engine": asdict(context.llm.config),
@@ -57,7 +57,7 @@ async def stats(request: Request) -> Response:
 async def calls(request: Request) -> Response:
     """The calls in flight."""
     now_s = time.perf_counter()
-    records = [generation.record for generation in ServerContext.of(request).live]
+    records = [generation.record for generation in ServerContext.of(request).live.calls]
     listed = [
         {
             "request_id": record.caller.request_id,
@@ -102,7 +102,7 @@ async def drain(request: Request) -> Response:
     context.draining = True
     if wanted.exit:
         signal.raise_signal(signal.SIGTERM)
-    return JSONResponse({"state": context.state, "calls_running": context.num_calls})
+    return JSONResponse({"state": context.state, "calls_running": len(context.live)})
 
 
 async def resume(request: Request) -> Response:

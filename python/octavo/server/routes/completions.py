@@ -16,8 +16,9 @@ from octavo.server.body import read_json
 from octavo.server.chunks import ChunkWriter, Piece
 from octavo.server.context import ServerContext
 from octavo.server.full import Choice, Collected, collect
-from octavo.server.generation import Generation, Prompt
+from octavo.server.generation import Generation
 from octavo.server.logprobs import CompletionLogprobs, Row, prompt_mappings
+from octavo.server.prompt import Prompt
 from octavo.server.schema.completions import CompletionRequest, parse_completion
 from octavo.server.schema.sampling import StreamOptions
 from octavo.server.sse import ClientGoneError, EventStream, while_connected

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from octavo.errors import RequestError
 from octavo.server.batch.service import Batches
-from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.query import ascending, number
 from octavo.server.schema.batches import parse_expiry
@@ -24,7 +23,7 @@ MAX_NAME_CHARS = 255
 
 def batches_of(request: Request) -> tuple[Batches, str]:
     """The server's batches, and whose files and batches the call sees. 404 when there are none."""
-    batches = ServerContext.of(request).batches
+    batches: Batches | None = request.app.state.batches
     if batches is None:
         raise ApiError(404, "files and batches are off (start with --batch-dir FOLDER)", code="batches_off")
     return batches, caller.current().tenant.name

@@ -9,15 +9,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.server.structural import Form, either, pattern, sequence, several, tag, text, text_but, triggered
-
-if TYPE_CHECKING:
-    from octavo.server.tools.shape import CallShape
+from octavo.server.tools.base import Tools
+from octavo.server.tools.shape import CallShape, required_parameters
 
 Offered = Mapping[str, Mapping[str, Any]]
 """Name of a function -> the schema that its arguments must have."""
+ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+def when_called(shape: CallShape, tools: Tools, *, only_one: bool, not_before: Sequence[str] = ()) -> Form:
+    """Any text; calls in it are right where their tool is strict, and JSON objects elsewhere.
+
+    Args:
+        shape: How calls are written.
+        not_before: What may stand before such text, and so is not its beginning.
+    """
+    offered = {
+        name: required_parameters(tools, name) if function.get("strict") else ANY_ARGUMENTS
+        for name, function in tools.functions.items()
+    }
+    only_one = only_one or shape.one_call
+    if shape.answer is not None:
+        return shape.answer([shape.call(name, parameters) for name, parameters in offered.items()])
+    ways = (shape, *shape.also)
+    if shape.instead:
+        return instead_of_text(ways, offered, only_one=only_one, not_before=not_before)
+    return among_text(ways, offered, only_one=only_one)
 
 
 def among_text(ways: Sequence[CallShape], offered: Offered, *, only_one: bool) -> Form:

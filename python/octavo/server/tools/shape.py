@@ -13,9 +13,7 @@ from typing import Any
 
 from octavo.server.structural import Form, schema, sequence, several, tag, text
 from octavo.server.tools.base import Tools
-from octavo.server.tools.mixed import among_text, instead_of_text
 
-ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 OPEN_WORDS = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "not"})
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -88,24 +86,6 @@ class CallShape:
             only_one=only_one or self.one_call,
         )
         return sequence(*_texts(self.before), calls, *_texts(self.after))
-
-    def when_called(self, tools: Tools, *, only_one: bool, not_before: Sequence[str] = ()) -> Form:
-        """Any text; calls in it are right where their tool is strict, and JSON objects elsewhere.
-
-        Args:
-            not_before: What may stand before such text, and so is not its beginning.
-        """
-        offered = {
-            name: required_parameters(tools, name) if function.get("strict") else ANY_ARGUMENTS
-            for name, function in tools.functions.items()
-        }
-        only_one = only_one or self.one_call
-        if self.answer is not None:
-            return self.answer([self.call(name, parameters) for name, parameters in offered.items()])
-        ways = (self, *self.also)
-        if self.instead:
-            return instead_of_text(ways, offered, only_one=only_one, not_before=not_before)
-        return among_text(ways, offered, only_one=only_one)
 
 
 def _texts(value: str) -> list[Form]:
