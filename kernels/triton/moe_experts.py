@@ -1,7 +1,8 @@
-"""What a mixture's launches (moe.py) are made from: a layer's weights and sizes, and the buffers between its kernels.
+"""What a mixture's launches (moe_launches.py) are made from: a layer's weights and sizes, and the buffers
+between its kernels.
 
-Shape suffixes: m rows, h model dim, e experts, i inner dim, f flat pairs (row * top_k + choice), s places, t tiles, o
-features.
+Shape suffixes: m rows, h model dim, e experts, i inner dim, f flat pairs (row * top_k + choice), s places, t tiles, g
+groups of inner features.
 """
 
 from __future__ import annotations
@@ -13,12 +14,25 @@ import torch
 import triton
 from torch import Tensor
 
+from octavo.kernels.reference.quantize_rows import FP8
 from octavo.kernels.triton import moe_table
 from octavo.kernels.triton.moe_table import Tile
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS
 
 ROUTER_K: Final = 128
 """Columns of the router that one program multiplies: its parts are this wide."""
+ROW_NUMBERS = FP8
+"""How rows are kept on their way into an fp8 product. (Triton's interpreter rounds wrongly: tests keep them wide.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertScales:
+    """fp32 scales of experts in e4m3: of output channels, gate_up [e, 2 i] and down [e, h]; or of squares of `block`
+    rows and columns, gate_up [e, 2 i / block, h / block] and down [e, h / block, i / block]."""
+
+    gate_up: Tensor
+    down: Tensor
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,13 @@ class Experts:
     down_bias_eh: Tensor | None = None
     limit: float = 0.0
     slope: float = 1.0
+    scales: ExpertScales | None = None
+    """Of matrices in e4m3."""
+
+    @property
+    def block(self) -> int:
+        """Side of the squares that have scales; 0: there are none."""
+        return 0 if self.scales is None else self.scales.block
 
     @property
     def num_experts(self) -> int:
@@ -54,7 +75,8 @@ class Experts:
     def tiles(self, num_rows: int) -> dict[str, Tile]:
         """How both products are cut for so many rows."""
         per_expert = num_rows * self.top_k / self.num_experts
-        return moe_table.tiles_for(per_expert, self.width, self.inner, self.down_ehi.element_size())
+        item = self.down_ehi.element_size()
+        return moe_table.tiles_for(per_expert, self.width, self.inner, item, squares=self.block > 0)
 
     def num_tiles(self, num_rows: int, block_m: int) -> int:
         """Tiles that so many rows can need at most: every expert has a started one, whatever the routing."""
@@ -94,30 +116,57 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class InnerRows:
+    """What the first product makes of every place: numbers [s, i], and in fp8 a scale (fp32) for each of its tiles'
+    groups of features, [s, g] flat."""
+
+    number_si: Tensor
+    scale_f: Tensor
+
+    @classmethod
+    def allocate(cls, experts: Experts, places: int, groups: int, dtype: torch.dtype) -> InnerRows:
+        """Uninitialised; numbers are in `dtype` but for experts in e4m3."""
+        device, is_fp8 = experts.down_ehi.device, experts.scales is not None
+        return cls(
+            torch.empty(places, experts.inner, dtype=ROW_NUMBERS if is_fp8 else dtype, device=device),
+            torch.empty(places * groups if is_fp8 else 1, dtype=torch.float32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeBuffers:
     """Everything between the kernels of a decode step, for MAX_ROWS rows."""
 
     logit_f: Tensor
     routing: Routing
-    inner_to: Tensor
-    """[places, inner] of the first product."""
-    pair_to: Tensor
+    number_mh: Tensor
+    """Rows of the first product in e4m3."""
+    inner: InnerRows
+    one_ji: Tensor
+    """What the first product makes of one row."""
+    pair_fh: Tensor
     """[pairs, width] of the second."""
 
     @classmethod
     def allocate(cls, experts: Experts) -> DecodeBuffers:
         """For experts of these sizes."""
-        blocks = {bucket: experts.tiles(bucket)["gate_up"].block_m for bucket in BUCKETS}
-        tiles = {bucket: experts.num_tiles(bucket, block) for bucket, block in blocks.items()}
-        most = max(tiles.values())
-        places = max(block * tiles[bucket] for bucket, block in blocks.items())
-        weight = experts.down_ehi
+        tiles = {bucket: experts.tiles(bucket)["gate_up"] for bucket in BUCKETS}
+        counts = {bucket: experts.num_tiles(bucket, tile.block_m) for bucket, tile in tiles.items()}
+        most = max(counts.values())
+        places = max(tile.block_m * counts[bucket] for bucket, tile in tiles.items())
+        groups = max(experts.inner // tile.block_n for tile in tiles.values())
+        is_fp8, device = experts.scales is not None, experts.down_ehi.device
+        dtype = experts.router_eh.dtype if is_fp8 else experts.down_ehi.dtype
         parts = triton.cdiv(experts.width, ROUTER_K)
-        logits = torch.zeros(parts * MAX_ROWS * experts.num_experts, dtype=torch.float32, device=weight.device)
-        routing = Routing.allocate(experts, MAX_ROWS, most, triton.cdiv(places, most))
+
+        def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
         return cls(
-            logit_f=logits,
-            routing=routing,
-            inner_to=torch.zeros(places, experts.inner, dtype=weight.dtype, device=weight.device),
-            pair_to=torch.zeros(MAX_ROWS * experts.top_k, experts.width, dtype=weight.dtype, device=weight.device),
+            logit_f=empty(parts * MAX_ROWS * experts.num_experts, dtype=torch.float32),
+            routing=Routing.allocate(experts, MAX_ROWS, most, triton.cdiv(places, most)),
+            number_mh=empty(MAX_ROWS if is_fp8 else 1, experts.width, dtype=ROW_NUMBERS if is_fp8 else dtype),
+            inner=InnerRows.allocate(experts, places, groups, dtype),
+            one_ji=empty(experts.top_k, experts.inner),
+            pair_fh=empty(MAX_ROWS * experts.top_k, experts.width),
         )

@@ -4,10 +4,16 @@ The first product gathers its rows by index and applies the gated activation, th
 them by pair; the sum adds a row's pairs in the order of its choices, so no result depends on which program came first.
 Weights, and the second product's rows, are read by the tensor memory accelerator where there is one (TMA), by pointers
 elsewhere; tiles that hold no pair end at once, so only chosen experts are read. What is read before the wait and
-changes from layer to layer is read past the L1 cache, which may hold it from a kernel before. Launches: moe.py.
+changes from layer to layer is read past the L1 cache, which may hold it from a kernel before. Launches:
+moe_launches.py.
 
-Shape suffixes: r rows of the input, s places, f flat pairs, t tiles, m rows, n output features, k input features; as
-the tile's own axes: m places, n output features.
+**fp8.** Weights in e4m3 have a scale an output channel, which the epilogue applies, or one a square block of W_BLOCK
+rows and columns, which is applied as k goes by. Rows are e4m3 too: those of the first product with a scale each
+(scale_m), those of the second with one for every group of BLOCK_K features, as the first product's programs made them
+(a program sees only BLOCK_N features of a row).
+
+Shape suffixes: r rows of the input, s places, f flat pairs, t tiles, m rows, n output features, k input features, g
+groups of features; as the tile's own axes: m places, n output features.
 """
 
 from __future__ import annotations
@@ -28,6 +34,17 @@ def load_weights(weight, row, k, ROWS: tl.constexpr, K: tl.constexpr, BLOCK_K: t
 
 
 @triton.jit
+def add_product(x, w, acc, SWAP_AB: tl.constexpr):
+    """acc + x w^T, or its transpose."""
+    w = w.to(x.dtype)  # equal already, but in tests, whose rows stay wide
+    if SWAP_AB:
+        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
 def expert_gemm(
     x_rk,
     weight,
@@ -36,7 +53,10 @@ def expert_gemm(
     scale_m,
     weight_f,
     bias_n,
+    weight_scale,
+    x_scale_sg,
     y_rn,
+    y_scale_sg,
     N: tl.constexpr,
     K: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -46,6 +66,8 @@ def expert_gemm(
     GATED: tl.constexpr,  # first product: x by row, y by place; else second: x by place, y by pair
     SCALED: tl.constexpr,  # the first product's rows are still to be scaled by scale_m
     SWAP_AB: tl.constexpr,  # weights as the left operand, so that BLOCK_M may be below 64
+    FP8: tl.constexpr,  # weights and rows in e4m3
+    W_BLOCK: tl.constexpr,  # side of the blocks of weights that share a scale; 0: output channels have one
     BIASED: tl.constexpr,  # all experts' biases, stacked as their matrices
     LIMIT: tl.constexpr,  # the gated activation's clamp (reference/moe.py: clamped); 0: silu(gate) * up
     SLOPE: tl.constexpr,
@@ -77,20 +99,38 @@ def expert_gemm(
     C: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
     acc = tl.zeros([R, C], tl.float32)
     up = tl.zeros([R, C], tl.float32)
+    M_AXIS: tl.constexpr = 0 if SWAP_AB else 1
+    GROUPED: tl.constexpr = FP8 and not GATED
+    PIECEWISE: tl.constexpr = GROUPED or (FP8 and W_BLOCK > 0)  # products of BLOCK_K features are scaled one by one
+    GROUPS: tl.constexpr = K // BLOCK_K
     for k0 in range(0, K, BLOCK_K):
+        if PIECEWISE:
+            piece_scale = tl.full([BLOCK_M], 1.0, tl.float32)
+            if GROUPED:
+                piece_scale = tl.load(x_scale_sg + s * GROUPS + k0 // BLOCK_K, mask=is_real, other=0.0)
+            up_scale = piece_scale
+            if W_BLOCK > 0:
+                square = weight_scale + (first_row // W_BLOCK) * (K // W_BLOCK) + k0 // W_BLOCK
+                piece_scale = piece_scale * tl.load(square)
+                if GATED:
+                    up_scale = up_scale * tl.load(square + (N // W_BLOCK) * (K // W_BLOCK))
         x = x_rk.load([tile * BLOCK_M, k0]) if X_TMA else tl.load(x_rows + k0, mask=is_real[:, None], other=0.0)
         w = load_weights(weight, first_row, k0, BLOCK_N, K, BLOCK_K, TMA)
-        if SWAP_AB:
-            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        if PIECEWISE:
+            acc += add_product(x, w, tl.zeros([R, C], tl.float32), SWAP_AB) * tl.expand_dims(piece_scale, M_AXIS)
         else:
-            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+            acc = add_product(x, w, acc, SWAP_AB)
         if GATED:
             u = load_weights(weight, first_row + N, k0, BLOCK_N, K, BLOCK_K, TMA)
-            if SWAP_AB:
-                up = tl.dot(u, tl.trans(x), up, input_precision="ieee")
+            if PIECEWISE:
+                up += add_product(x, u, tl.zeros([R, C], tl.float32), SWAP_AB) * tl.expand_dims(up_scale, M_AXIS)
             else:
-                up = tl.dot(x, tl.trans(u), up, input_precision="ieee")
-    M_AXIS: tl.constexpr = 0 if SWAP_AB else 1
+                up = add_product(x, u, up, SWAP_AB)
+    if FP8 and W_BLOCK == 0:
+        channel = weight_scale + first_row + tl.arange(0, BLOCK_N)
+        acc = acc * tl.expand_dims(tl.load(channel), 1 - M_AXIS)
+        if GATED:
+            up = up * tl.expand_dims(tl.load(channel + N), 1 - M_AXIS)
     if GATED:
         if SCALED:
             scale = tl.expand_dims(tl.load(scale_m + source, mask=is_real, other=0.0), M_AXIS)
@@ -106,6 +146,10 @@ def expert_gemm(
             acc = acc / (1.0 + tl.exp(-SLOPE * acc)) * up
         else:
             acc = acc / (1.0 + tl.exp(-acc)) * up
+        if FP8:
+            group_scale = tl.maximum(tl.max(tl.abs(acc), M_AXIS), 1e-12) / 448.0
+            tl.store(y_scale_sg + s * (N // BLOCK_N) + tl.program_id(0), group_scale, mask=is_real)
+            acc = acc / tl.expand_dims(group_scale, M_AXIS)
         target = s
     else:
         if BIASED:

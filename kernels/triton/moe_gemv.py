@@ -3,7 +3,9 @@
 Two kernels instead of sort, two products and a sum: with one row a program knows from its number which choice it works
 for. The second requests its first weights before the wait for the first, since the choices are two kernels old by then,
 and adds all experts itself: no sum is left over. What is read before a wait and changes from layer to layer is read
-past the L1 cache, which may hold it from a kernel before. More rows: moe_gemm.py. Launches: moe.py.
+past the L1 cache, which may hold it from a kernel before. Weights in e4m3 are widened in registers; the vector stays as
+it is. Their scales are an output channel's, or (W_BLOCK) those of square blocks, which then scale the vector instead.
+More rows: moe_gemm.py. Launches: moe_launches.py.
 
 Shape suffixes: j choices, n output features, k input features.
 """
@@ -20,11 +22,14 @@ def gate_up_kernel(
     weight,
     expert_j,
     scale_m,
+    weight_scale,
     y_jn,
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    FP8: tl.constexpr,
+    W_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """y = silu(gate) * up of one choice's expert, the input scaled by scale_m[0]."""
@@ -37,15 +42,29 @@ def gate_up_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.load(expert_j + choice).to(tl.int64)
     weights = weight + expert * (2 * N * K) + n[:, None] * K + k[None, :]
+    first_row = expert * (2 * N) + tl.program_id(0) * BLOCK_N
+    x_up = x
+    if W_BLOCK > 0:
+        square = weight_scale + (first_row // W_BLOCK) * (K // W_BLOCK)
+        x_up = x * tl.load(square + (N // W_BLOCK) * (K // W_BLOCK) + k // W_BLOCK)[None, :]
+        x = x * tl.load(square + k // W_BLOCK)[None, :]
     gate = tl.load(weights).to(tl.float32) * x
-    up = tl.load(weights + N * K).to(tl.float32) * x
+    up = tl.load(weights + N * K).to(tl.float32) * x_up
     for start in tl.static_range(BLOCK_K, K, BLOCK_K):
         x = tl.load(x_k + start + k).to(tl.float32)[None, :]
+        x_up = x
+        if W_BLOCK > 0:
+            x_up = x * tl.load(square + (N // W_BLOCK) * (K // W_BLOCK) + (start + k) // W_BLOCK)[None, :]
+            x = x * tl.load(square + (start + k) // W_BLOCK)[None, :]
         gate += tl.load(weights + start).to(tl.float32) * x
-        up += tl.load(weights + N * K + start).to(tl.float32) * x
+        up += tl.load(weights + N * K + start).to(tl.float32) * x_up
     scale = tl.load(scale_m)
     gate_n = tl.sum(gate, 1) * scale
     up_n = tl.sum(up, 1) * scale
+    if FP8 and W_BLOCK == 0:
+        channel = weight_scale + first_row + tl.arange(0, BLOCK_N)
+        gate_n = gate_n * tl.load(channel)
+        up_n = up_n * tl.load(channel + N)
     tl.store(y_jn + choice * N + n, (gate_n / (1.0 + tl.exp(-gate_n)) * up_n).to(y_jn.dtype.element_ty))
 
 
@@ -55,6 +74,7 @@ def down_kernel(
     weight,
     expert_j,
     weight_j,
+    weight_scale,
     residual_n,
     gained_n,
     gain_n,
@@ -65,6 +85,8 @@ def down_kernel(
     TOP_K_P2: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    FP8: tl.constexpr,
+    W_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """residual += the weighted sum of all chosen experts, and the next norm's inputs (skinny_linear.py)."""
@@ -84,11 +106,19 @@ def down_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     inputs = x_jk + j[:, None] * K + k[None, :]
     x = tl.load(inputs, mask=is_choice[:, None], other=0.0).to(tl.float32) * share
+    if W_BLOCK > 0:
+        squares = weight_scale + ((expert * N + tile * BLOCK_N) // W_BLOCK * (K // W_BLOCK))[:, None]
+        x = x * tl.load(squares + k[None, :] // W_BLOCK)
     products = first.to(tl.float32) * x[:, None, :]
     for start in tl.static_range(BLOCK_K, K, BLOCK_K):
         x = tl.load(inputs + start, mask=is_choice[:, None], other=0.0).to(tl.float32) * share
+        if W_BLOCK > 0:
+            x = x * tl.load(squares + (start + k[None, :]) // W_BLOCK)
         products += tl.load(weights + start, mask=is_read, other=0.0).to(tl.float32) * x[:, None, :]
-    acc = tl.sum(tl.sum(products, 2), 0)
+    acc_jn = tl.sum(products, 2)
+    if FP8 and W_BLOCK == 0:
+        acc_jn = acc_jn * tl.load(weight_scale + rows)
+    acc = tl.sum(acc_jn, 0)
     rounded = (tl.load(residual_n + n).to(tl.float32) + acc).to(residual_n.dtype.element_ty)
     total = rounded.to(tl.float32)
     gain = tl.load(gain_n + n).to(tl.float32)

@@ -51,9 +51,12 @@ def top_k_kernel(
     expert_mk,
     weight_mk,
     scale_m,
+    x_mk,
+    number_mk,
     num_rows,
     eps,
     WIDTH: tl.constexpr,
+    WIDTH_P2: tl.constexpr,
     EXPERTS: tl.constexpr,
     EXPERTS_P2: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -63,12 +66,17 @@ def top_k_kernel(
     PARTIALS: tl.constexpr,  # sums of squares a row, BUCKET apart (skinny_linear.py); 0: rows are normed already
     PARTIALS_P2: tl.constexpr,
     BUCKET: tl.constexpr,
+    QUANTIZE: tl.constexpr,  # the row itself, to e4m3 (reference/quantize_rows.py); its scale is multiplied to 1 / rms
     PDL: tl.constexpr,
 ):
     """One row: its TOP_K experts, best first (of equals the lower number), their weights, and 1 / rms of the row."""
     row = tl.program_id(0)
     e = tl.arange(0, EXPERTS_P2)
     p = tl.arange(0, PARTS_P2)
+    if QUANTIZE:
+        k = tl.arange(0, WIDTH_P2)
+        x = tl.load(x_mk + row * WIDTH + k, mask=k < WIDTH, other=0.0, cache_modifier=".cg").to(tl.float32)
+        x_scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -79,8 +87,11 @@ def top_k_kernel(
         q = tl.arange(0, PARTIALS_P2)
         squares = tl.sum(tl.load(squares_f + q * BUCKET + row, mask=q < PARTIALS, other=0.0), 0)
         scale = tl.rsqrt(squares / WIDTH + eps)
-        tl.store(scale_m + row, scale)
         logit_e = logit_e * scale
+        if QUANTIZE:
+            tl.store(number_mk + row * WIDTH + k, (x / x_scale).to(number_mk.dtype.element_ty), mask=k < WIDTH)
+            scale = scale * x_scale
+        tl.store(scale_m + row, scale)
     # not a number counts as the least: every rank is taken once, whatever comes in
     logit_e = tl.where((e < EXPERTS) & (logit_e == logit_e), logit_e, -float("inf"))
     mine, other = logit_e[:, None], logit_e[None, :]

@@ -1,8 +1,8 @@
 """Which tiles the products of a mixture of experts run with. Chosen by how many pairs an expert has on average: that is
 known on the host, what was routed is not.
 
-The last row is measured on an H200 at 8192 rows (`tests/kernels/gpu_moe.py --parts variants`: its "down" takes 6% off
-the block); the others come from compile-time study (registers, spills, shared memory).
+The last row of HALF is measured on an H200 at 8192 rows (`tests/kernels/gpu_moe.py --parts variants`: its "down" takes
+6% off the block); all others come from compile-time study (registers, spills, shared memory).
 """
 
 from __future__ import annotations
@@ -50,8 +50,22 @@ HALF: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
 )
 """(pairs an expert up to which it holds, tiles by op), of 2-byte numbers. Both products walk the same tiles of places:
 their `block_m` is equal."""
+EIGHT: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
+    (10, {"gate_up": Tile(16, 128, 128, 3, 4, True), "down": Tile(16, 128, 128, 5, 4, True)}),
+    (24, {"gate_up": Tile(32, 128, 128, 3, 4, True), "down": Tile(32, 128, 128, 5, 4, True)}),
+    (96, {"gate_up": Tile(64, 128, 128, 3, 8, False), "down": Tile(64, 128, 128, 4, 8, False)}),
+    (math.inf, {"gate_up": Tile(128, 128, 128, 3, 8, False), "down": Tile(128, 128, 128, 4, 8, False)}),
+)
+"""The same in e4m3. What the first product makes at a time (`block_n`) has one scale, so it is
+the second one's `block_k`."""
+EIGHT_SQUARES: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
+    *EIGHT[:2],
+    (96, {"gate_up": Tile(64, 128, 128, 3, 8, False), "down": Tile(64, 128, 128, 4, 8, False)}),
+    (math.inf, {"gate_up": Tile(128, 64, 128, 3, 8, False), "down": Tile(128, 128, 64, 4, 8, False)}),
+)
+"""Of weights with a scale a square block, whose products take twice the registers."""
 PAIRS_PER_EXPERT: Final = tuple(most for most, _ in HALF if most < math.inf)
-"""Where other tiles begin."""
+"""Where other tiles begin, in all tables."""
 SINGLE: Final = Tile(16, 32, 32, 2, 4, False)
 """Of 4-byte numbers, at full precision."""
 
@@ -60,6 +74,10 @@ DOWN_ROWS: Final = RowBlocks(4, 256, 4)
 
 LEAST: Final = 16
 """Sizes must be multiples of this: the least block of a product."""
+LEAST_EIGHT: Final = 32
+"""The same of products in e4m3."""
+SQUARE: Final = 128
+"""Side of the blocks of e4m3 weights whose scales the kernels apply."""
 MAX_EXPERTS: Final = 256
 """What one program compares all with all of."""
 
@@ -69,16 +87,25 @@ def supports(width: int, inner: int, num_experts: int, top_k: int) -> bool:
     return width % LEAST == 0 and inner % LEAST == 0 and top_k <= num_experts <= MAX_EXPERTS
 
 
-def tiles_for(pairs_per_expert: float, width: int, inner: int, item: int) -> dict[str, Tile]:
+def supports_eight(width: int, inner: int) -> bool:
+    """Whether the kernels can run experts of these sizes in e4m3."""
+    return width % LEAST_EIGHT == 0 and inner % LEAST_EIGHT == 0
+
+
+def supports_squares(width: int, inner: int) -> bool:
+    """Whether they apply scales of square blocks: no block reaches from one expert's matrix into the next."""
+    return width % SQUARE == 0 and inner % SQUARE == 0
+
+
+def tiles_for(pairs_per_expert: float, width: int, inner: int, item: int, *, squares: bool = False) -> dict[str, Tile]:
     """op -> tile for matrices [inner, width] (gate_up, two of them) and [width, inner] (down), `item` bytes a number.
+    `squares`: blocks of e4m3 weights have scales.
 
     Blocks shrink until they divide the matrix.
     """
     sizes = {"gate_up": (inner, width), "down": (width, inner)}
-    if item == 2:
-        chosen = next(tiles for most, tiles in HALF if pairs_per_expert <= most)
-    else:
-        chosen = dict.fromkeys(sizes, SINGLE)
+    table = {1: EIGHT_SQUARES if squares else EIGHT, 2: HALF}.get(item, ((math.inf, dict.fromkeys(sizes, SINGLE)),))
+    chosen = next(tiles for most, tiles in table if pairs_per_expert <= most)
     return {op: fit_tile(tile, *sizes[op]) for op, tile in chosen.items()}
 
 

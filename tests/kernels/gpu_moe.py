@@ -356,7 +356,7 @@ def time_variants(report: Report) -> None:
     layers = [make_experts() for _ in range(CHAIN)]
     choices: list[tuple[int, str, Any, str]] = []
     for rows in TILE_ROWS:
-        choices += [(rows, "tiles_for", lambda *_, t=tiles: t, str(tiles)) for tiles in tile_variants(rows)]
+        choices += [(rows, "tiles_for", lambda *_, t=tiles, **__: t, str(tiles)) for tiles in tile_variants(rows)]
     choices += [(1, "GATE_UP_ROWS", blocks, f"gate_up {blocks}") for blocks in ONE_ROW_GATE_UP]
     choices += [(1, "DOWN_ROWS", blocks, f"down {blocks}") for blocks in ONE_ROW_DOWN]
     kernels: list[Launch] = []

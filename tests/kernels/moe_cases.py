@@ -14,14 +14,15 @@ import torch
 from fused_steps import relative_error
 from torch import Tensor
 
+from octavo.kernels.reference.moe import dequantize_squares, route, sort_pairs
 from octavo.kernels.reference.moe import experts as reference_experts
-from octavo.kernels.reference.moe import route, sort_pairs
+from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_rows
 from octavo.kernels.reference.skinny_linear import rms_norm
-from octavo.kernels.triton import moe, moe_table
+from octavo.kernels.triton import moe, moe_experts, moe_launches, moe_table
 from octavo.kernels.triton.embed_norm import embed
 from octavo.kernels.triton.interpreter import mend
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts, Routing
+from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts, ExpertScales, Routing
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import bucket_for
 
@@ -46,6 +47,30 @@ def make_experts(shape: str, seed: int = 0) -> Experts:
 
     gate_up, down = matrix(num_experts, 2 * inner, width), matrix(num_experts, width, inner)
     return Experts(2 * matrix(num_experts, width), gate_up, down, top_k, renormalize)
+
+
+def quantized(matrix: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(e4m3 numbers, their scales, what they mean) of matrices [e, o, i]: scales of rows, or of squares."""
+    matrix = matrix * (0.1 + torch.rand(matrix.shape[0], matrix.shape[1], 1))
+    if not block:
+        number, scale = quantize_rows(matrix.flatten(0, 1))
+        wide = dequantize_rows(number, scale)
+        return number.view(matrix.shape), scale.view(matrix.shape[:2]), wide.view(matrix.shape)
+    squares = matrix.unflatten(1, (-1, block)).unflatten(-1, (-1, block))
+    scale = squares.abs().amax((2, 4)) / 448
+    number = (squares / scale[:, :, None, :, None]).to(FP8).view(matrix.shape)
+    return number, scale, dequantize_squares(number, scale)
+
+
+def make_eight(experts: Experts, block: int) -> tuple[Experts, Experts]:
+    """Experts in e4m3, and the same in fp32."""
+    gate_up, gate_up_scale, wide_gate_up = quantized(experts.gate_up_e2ih, block)
+    down, down_scale, wide_down = quantized(experts.down_ehi, block)
+    scales = ExpertScales(gate_up_scale.contiguous(), down_scale.contiguous(), block)
+    return (
+        replace(experts, gate_up_e2ih=gate_up, down_ehi=down, scales=scales),
+        replace(experts, gate_up_e2ih=wide_gate_up, down_ehi=wide_down),
+    )
 
 
 def spoil(buffers: Any) -> None:
@@ -93,14 +118,53 @@ def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows
     ("shape", "rows", "tma"), [*((shape, rows, True) for shape in SHAPES for rows in (1, 70)), ("small", 150, False)]
 )
 def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe, "has_tma", lambda _: tma)
-    monkeypatch.setattr(moe, "CHUNK", 64)
-    monkeypatch.setattr(moe, "GROUP", 2)
+    monkeypatch.setattr(moe_launches, "has_tma", lambda _: tma)
+    monkeypatch.setattr(moe_launches, "CHUNK", 64)
+    monkeypatch.setattr(moe_launches, "GROUP", 2)
     experts = make_experts(shape, rows)
     x_mh = torch.randn(rows, experts.width)
     out_mh = torch.full_like(x_mh, torch.nan)
     run(moe.forward(experts, x_mh, x_mh @ experts.router_eh.T, out_mh))
     assert relative_error(out_mh, expected_of(experts, x_mh)) < 1e-5
+
+
+EIGHT_SHAPES = {"small": (64, 32, 0), "several-groups": (160, 96, 0), "squares": (128, 256, 128)}
+"""Name -> (width, inner, side of the squares that have scales)."""
+
+
+@pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.parametrize("shape", EIGHT_SHAPES)
+def test_decode_in_e4m3(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the rounding of rows, which the interpreter gets wrong: gpu_moe.py has that."""
+    monkeypatch.setattr(moe_experts, "ROW_NUMBERS", torch.float32)
+    width, inner, block = EIGHT_SHAPES[shape]
+    monkeypatch.setitem(SHAPES, shape, (6, 2, width, inner, True))
+    experts, exact = make_eight(make_experts(shape, rows), block)
+    gain, next_gain = (1 + 0.3 * torch.randn(width) for _ in range(2))
+    stream = ResidualStream.allocate(width, torch.float32, CPU)
+    table = 3 * torch.randn(rows, width)
+    run([embed(torch.arange(rows), table, gain, stream)])
+    buffers = DecodeBuffers.allocate(experts)
+    spoil(buffers)
+    run(moe.decode(experts, stream, buffers, rows, partials=1, gain_n=next_gain, eps=EPS))
+    expected = table + expected_of(exact, rms_norm(table, gain, EPS))
+    assert relative_error(stream.residual_mn[:rows], expected) < 1e-5
+    if rows > 1:
+        largest = buffers.number_mh[:rows].abs().amax(1)
+        torch.testing.assert_close(largest, torch.full_like(largest, 448.0))
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("shape", EIGHT_SHAPES)
+def test_any_rows_in_e4m3(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe_experts, "ROW_NUMBERS", torch.float32)
+    width, inner, block = EIGHT_SHAPES[shape]
+    monkeypatch.setitem(SHAPES, shape, (6, 2, width, inner, True))
+    experts, exact = make_eight(make_experts(shape, rows), block)
+    x_mh = torch.randn(rows, width)
+    out_mh = torch.full_like(x_mh, torch.nan)
+    run(moe.forward(experts, x_mh, x_mh @ experts.router_eh.T, out_mh))
+    assert relative_error(out_mh, expected_of(exact, x_mh)) < 1e-5
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -127,7 +191,7 @@ def test_biases_and_clamped_activations(rows: int, chosen: bool) -> None:
 @pytest.mark.parametrize("swap", [True, False])
 def test_tiles(block: int, swap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     tile = moe_table.Tile(block, 32, 32, 2, 4, swap)
-    monkeypatch.setattr(moe_table, "tiles_for", lambda *_: {"gate_up": tile, "down": tile})
+    monkeypatch.setattr(moe_table, "tiles_for", lambda *_, **__: {"gate_up": tile, "down": tile})
     experts = make_experts("small")
     x_mh = torch.randn(70, experts.width)
     out_mh = torch.full_like(x_mh, torch.nan)
@@ -135,18 +199,21 @@ def test_tiles(block: int, swap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert relative_error(out_mh, expected_of(experts, x_mh)) < 1e-5
 
 
+@pytest.mark.parametrize("is_eight", [False, True])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (8, 2), (60, 4)])
-def test_every_kind_of_step_is_compiled_ahead(num_experts: int, top_k: int) -> None:
+def test_every_kind_of_step_is_compiled_ahead(num_experts: int, top_k: int, is_eight: bool) -> None:
     """What is compiled before the first request covers the launches of every number of rows."""
     experts = Experts(
         *(torch.empty(num_experts, *sizes, dtype=torch.half) for sizes in ((64,), (64, 64), (64, 32))), top_k, True
     )
+    if is_eight:
+        eight = (torch.empty_like(part, dtype=FP8) for part in (experts.gate_up_e2ih, experts.down_ehi))
+        scales = ExpertScales(torch.empty(num_experts, 64), torch.empty(num_experts, 64))
+        experts = replace(experts, **dict(zip(("gate_up_e2ih", "down_ehi"), eight, strict=True)), scales=scales)
 
     def variants(rows: int) -> set[Any]:
-        x_mh, logit_me = torch.empty(1, 64, dtype=torch.half), torch.empty(1, num_experts, dtype=torch.half)
-        return {
-            launch.variant for launch in moe.forward(experts, x_mh.expand(rows, -1), logit_me.expand(rows, -1), x_mh)
-        }
+        x_mh, logit_me = (torch.empty(rows, size, dtype=torch.half) for size in (64, num_experts))
+        return {launch.variant for launch in moe.forward(experts, x_mh, logit_me, x_mh)}
 
     known = set().union(*(variants(rows) for rows in moe.kinds_of_steps(num_experts, top_k)))
     for rows in (*range(1, 70), *range(70, 3000, 61)):
@@ -163,9 +230,10 @@ def test_top_k_of_equal_and_senseless_logits(renormalize: bool, many: bool) -> N
     routing = Routing.allocate(experts, 4, 4, 16)
     spoil(routing)
     if many:
-        run([moe._top_k_rows(experts, logits, routing, 4)])
+        run([moe_launches.top_k_rows(experts, logits, routing, 4)])
     else:
-        run([moe._top_k(experts, logits, 1, routing, 4, routing.scale_m, 0, 0.0)])
+        stream = ResidualStream.allocate(32, torch.float32, CPU)
+        run([moe_launches.top_k(experts, logits, routing, stream, 4, 0, 0.0, None)])
     assert routing.expert_f.view(4, 3).tolist() == [[1, 2, 4], [0, 1, 2], [1, 4, 5], [0, 1, 2]]
     expert_mj, weight_mj = route(logits[:2], 3, renormalize)
     assert torch.equal(routing.expert_f.view(4, 3)[:2].long(), expert_mj)
@@ -175,7 +243,7 @@ def test_top_k_of_equal_and_senseless_logits(renormalize: bool, many: bool) -> N
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("skew", ["even", "one-expert", "random"])
 def test_sort(skew: str, counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe, "CHUNK", 64)
+    monkeypatch.setattr(moe_launches, "CHUNK", 64)
     rows, block = 51, 16
     experts = make_experts("odd")
     pairs = rows * experts.top_k
@@ -189,8 +257,8 @@ def test_sort(skew: str, counted: bool, monkeypatch: pytest.MonkeyPatch) -> None
     spoil(routing)
     routing.expert_f.copy_(expert_f)
     counts = torch.full((-(-pairs // 64), experts.num_experts), 1 << 20, dtype=torch.int32) if counted else None
-    launches = [] if counts is None else [moe._count(experts, routing, rows, counts)]
-    run([*launches, moe._sort(experts, routing, rows, num_tiles, block, counts)])
+    launches = [] if counts is None else [moe_launches.count(experts, routing, rows, counts)]
+    run([*launches, moe_launches.sort(experts, routing, rows, num_tiles, block, counts)])
     pair_s, expert_t = sort_pairs(expert_f, experts.num_experts, block)
     assert len(expert_t) <= num_tiles
     assert routing.expert_t.tolist() == expert_t + [-1] * (num_tiles - len(expert_t))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from sm90_compile import Compiled, compile_launch
 
-from octavo.kernels.triton import moe
+from octavo.kernels.triton import moe, moe_launches
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts
+from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts, ExpertScales
 from octavo.kernels.triton.moe_table import SHARED_BYTES
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import BUCKETS
@@ -19,6 +19,8 @@ from octavo.kernels.triton.skinny_table import BUCKETS
 META = torch.device("meta")
 SHAPES = {"qwen3-30b-a3b": (128, 8, 2048, 768), "mixtral-8x7b": (8, 2, 4096, 14336)}
 """Name -> (experts, top k, width, inner)."""
+KINDS = ("half", "channels", "squares")
+"""Of weights: bf16, or e4m3 with scales of channels or squares."""
 PROMPT_ROWS = (1, 129, 256, 600, 2048, 8192)
 REGISTER_FILE = 65536
 seen: dict[object, Compiled] = {}
@@ -28,11 +30,19 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def make_experts(shape: str) -> Experts:
+def make_experts(shape: str, kind: str = "half") -> Experts:
     num_experts, top_k, width, inner = SHAPES[shape]
-    return Experts(
-        empty(num_experts, width), empty(num_experts, 2 * inner, width), empty(num_experts, width, inner), top_k, True
-    )
+    dtype, scales = torch.bfloat16, None
+    if kind != "half":
+        dtype, block = torch.float8_e4m3fn, 128 if kind == "squares" else 0
+        sizes = (2 * inner, width) if not block else (2 * inner // block, width // block)
+        scales = ExpertScales(
+            empty(num_experts, *(sizes if block else sizes[:1]), dtype=torch.float32),
+            empty(num_experts, *((width // block, inner // block) if block else (width,)), dtype=torch.float32),
+            block,
+        )
+    gate_up, down = empty(num_experts, 2 * inner, width, dtype=dtype), empty(num_experts, width, inner, dtype=dtype)
+    return Experts(empty(num_experts, width), gate_up, down, top_k, True, scales=scales)
 
 
 def decode_launches(experts: Experts, rows: int) -> list[Launch]:
@@ -47,19 +57,21 @@ def prompt_launches(experts: Experts, rows: int) -> list[Launch]:
 
 
 @pytest.mark.parametrize("rows", BUCKETS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_decode(shape: str, rows: int) -> None:
-    check(decode_launches(make_experts(shape), rows))
+def test_decode(shape: str, kind: str, rows: int) -> None:
+    check(decode_launches(make_experts(shape, kind), rows))
 
 
 @pytest.mark.parametrize("rows", PROMPT_ROWS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_prompts(shape: str, rows: int) -> None:
-    check(prompt_launches(make_experts(shape), rows))
+def test_prompts(shape: str, kind: str, rows: int) -> None:
+    check(prompt_launches(make_experts(shape, kind), rows))
 
 
 def test_without_tensor_memory_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe, "has_tma", lambda _: False)
+    monkeypatch.setattr(moe_launches, "has_tma", lambda _: False)
     for launch in prompt_launches(make_experts("qwen3-30b-a3b"), 256):
         compiled = compile_launch(launch)
         assert compiled.num_tma_loads == 0
@@ -103,8 +115,10 @@ def check_gemm(launch: Launch, compiled: Compiled) -> None:
     """All products in wgmma, weights by the tensor memory accelerator, as deep a pipeline as asked for."""
     constants = launch.constants
     matrices = 2 if constants["GATED"] else 1
-    stage = 2 * constants["BLOCK_K"] * (matrices * constants["BLOCK_N"] + constants["BLOCK_M"])
-    assert compiled.num_wgmma >= matrices * (constants["BLOCK_K"] // 16), launch
+    item = launch.args["y_rn"].element_size() if constants["GATED"] else launch.args["x_rk"].base.element_size()
+    stage = item * constants["BLOCK_K"] * (matrices * constants["BLOCK_N"] + constants["BLOCK_M"])
+    assert item == 1 if constants["FP8"] else item == 2
+    assert compiled.num_wgmma >= matrices * (constants["BLOCK_K"] * item // 32), launch
     assert compiled.num_mma == 0, launch
     assert compiled.num_tma_loads >= matrices * launch.num_stages
     assert compiled.shared_bytes >= launch.num_stages * stage, launch
