@@ -5,6 +5,8 @@ Shape suffixes: m rows, h model dim, e experts, j choices, i inner dim, f flat p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -57,14 +59,16 @@ def experts(
     down_bias_eh: Tensor | None = None,
     limit: float = 0.0,
     slope: float = 1.0,
+    round_inner: Callable[[Tensor], Tensor] = lambda inner_ri: inner_ri,
 ) -> Tensor:
-    """Sum over choices of weight * down(silu(gate) * up), fp32 [m, h]; with a `limit`, of `clamped` activations."""
+    """Sum over choices of weight * down(silu(gate) * up), fp32 [m, h]; with a `limit`, of `clamped` activations.
+    `round_inner` is what happens to activations on their way into the second product (e4m3 in groups, for one)."""
     out_mh = torch.zeros(x_mh.shape, dtype=torch.float32, device=x_mh.device)
     for expert in range(gate_up_e2ih.shape[0]):
         row, choice = (expert_mj == expert).nonzero(as_tuple=True)
         first, second = (None if b is None else b[expert].float() for b in (gate_up_bias_e2i, down_bias_eh))
         gate_ri, up_ri = F.linear(x_mh[row].float(), gate_up_e2ih[expert].float(), first).chunk(2, dim=-1)
         inner_ri = clamped(gate_ri, up_ri, limit, slope) if limit else F.silu(gate_ri) * up_ri
-        y_rh = F.linear(inner_ri, down_ehi[expert].float(), second)
+        y_rh = F.linear(round_inner(inner_ri), down_ehi[expert].float(), second)
         out_mh.index_add_(0, row, y_rh * weight_mj[row, choice, None].float())
     return out_mh

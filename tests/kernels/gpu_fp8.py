@@ -1,6 +1,6 @@
 """fp8 on a Hopper GPU: numerics of its products, a model against fp32 on the same rounded weights, and time.
 
-    PYTHONPATH=python python tests/kernels/gpu_fp8.py --out fp8.json [--parts numerics,models,steps,products,tune]
+    PYTHONPATH=python python tests/kernels/gpu_fp8.py --out fp8.json [--parts numerics,models,steps,products,grouped,tune]
 
 "tune" (not run by default) tries configurations of the fused products inside a chain of layers. Prints every failure as
 it is found and tables last; the exit code is 1 if anything failed. `tests/run` does not run it (no test_ prefix): it
@@ -288,6 +288,60 @@ def time_steps(report: Report) -> list[str]:
     return lines
 
 
+GROUP = 128
+"""Features that share a scale in cuBLAS's blockwise products."""
+
+
+def grouped_scales(rows: int, k: int) -> Tensor:
+    """Ones [rows, k / GROUP], by columns, as cuBLAS wants the scales of groups of a row."""
+    return torch.ones(k // GROUP, rows, device=DEVICE).t()
+
+
+def by_groups(x: Fp8Rows, weight: Tensor, squares: bool) -> Tensor:
+    """A product with scales of groups of x, and of squares or groups of W (ones: for its time only)."""
+    (n, k), rows = weight.shape, x.number_ti.shape[0]
+    scale_b = torch.ones(n // GROUP, k // GROUP, device=DEVICE).t() if squares else grouped_scales(n, k).t()
+    return torch._scaled_mm(
+        x.number_ti,
+        weight.t(),
+        scale_a=grouped_scales(rows, k),
+        scale_b=scale_b,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=False,
+    )
+
+
+@torch.inference_mode()
+def time_grouped(report: Report) -> list[str]:
+    """What scales of groups of 128 features cost in cuBLAS, us, beside a scale a row."""
+    lines = [f"{'product':8} {'rows':>5} {'rowwise':>8} {'groups x squares':>17} {'groups x groups':>16}"]
+    for op in OPS:
+        n, k = product_shapes(LLAMA_8B)[op]
+        n *= 2 if op == "gate_up" else 1
+        copies = max(1, (200 << 20) // (n * k))
+        matrices = [random_matrix(n, k) for _ in range(copies)]
+        for rows in (256, 2048, 8192):
+            x = Fp8Rows(*quantize_rows(torch.randn(rows, k, device=DEVICE, dtype=BF16)))
+            runs: dict[str, Callable[[], Any]] = {
+                "rowwise": partial(lambda x, ws: [rowwise(x, w, s, None) for w, s in ws], x, matrices)
+            }
+            for squares in (True, False):
+                name = "squares" if squares else "groups"
+                runs[name] = partial(lambda x, ws, q: [by_groups(x, w, q) for w, _ in ws], x, matrices, squares)
+            times: dict[str, float] = {}
+            for name, step in runs.items():
+                try:
+                    times[name] = 1e3 * time_ms(capture(step), 5, 3) / copies
+                except RuntimeError as error:  # a kind that this cuBLAS has no kernel for
+                    report.say(f"{op}, {rows} rows, {name}: {error!s:.150}")
+            report.results.append({"grouped": op, "rows": rows, "us": times})
+            shown = (f"{times.get(name, float('nan')):16.1f}" for name in runs)
+            lines.append(f"{op:8} {rows:5} {' '.join(shown)}")
+        del matrices
+        torch.cuda.empty_cache()
+    return lines
+
+
 @torch.inference_mode()
 def time_products(report: Report) -> list[str]:
     """What a product of many rows takes, us: bf16, its quantization alone, and scaled products of both kinds."""
@@ -386,6 +440,7 @@ PARTS: dict[str, list[Part]] = {
     "models": [check_models],
     "steps": [time_steps],
     "products": [time_products],
+    "grouped": [time_grouped],
     "tune": [tune],
 }
 

@@ -45,7 +45,7 @@ BF16 = torch.bfloat16
 SIZES = QWEN3_30B_A3B
 NUM_EXPERTS, TOP_K = 128, 8
 EPS = 1e-6
-READ_BYTES_PER_S, FLOP_PER_S = 4.57e12, 794e12
+READ_BYTES_PER_S, FLOP_PER_S, EIGHT_FLOP_PER_S = 4.57e12, 794e12, 1461e12
 DECODE_ROWS = (1, 2, 8, 16, 33, 64, 100, 128)
 PROMPT_ROWS = (1, 7, 129, 256, 1000, 8192, 2048)
 BLOCK_ROWS = (1, 8, 32, 128, 256, 2048, 8192)
@@ -261,17 +261,22 @@ class BlockBench:
         _, forward = self.runner()
         return 1e3 * time_ms(capture(forward), 5, 3) / len(self.layers)
 
+    @property
+    def is_eight(self) -> bool:
+        return self.layers[0].scales is not None
+
     def floor_us(self) -> tuple[float, float]:
         """(bytes, operations) of one layer with uniform routing at the card's measured ceilings."""
         touched = NUM_EXPERTS * (1 - (1 - TOP_K / NUM_EXPERTS) ** self.rows)
         size = 3 * SIZES.hidden * SIZES.inner
-        num_bytes = 2 * (touched * size + NUM_EXPERTS * SIZES.hidden)
-        return 1e6 * num_bytes / READ_BYTES_PER_S, 1e6 * 2 * self.rows * TOP_K * size / FLOP_PER_S
+        num_bytes = (1 if self.is_eight else 2) * touched * size + 2 * NUM_EXPERTS * SIZES.hidden
+        speed = EIGHT_FLOP_PER_S if self.is_eight else FLOP_PER_S
+        return 1e6 * num_bytes / READ_BYTES_PER_S, 1e6 * 2 * self.rows * TOP_K * size / speed
 
 
 @torch.inference_mode()
-def time_block(report: Report) -> None:
-    layers = [make_experts() for _ in range(CHAIN)]
+def time_block(report: Report, make: Callable[[], Experts] = make_experts) -> None:
+    layers = [make() for _ in range(CHAIN)]
     benches = [BlockBench(layers, rows) for rows in BLOCK_ROWS]
     kernels = [launch for bench in benches for launch in bench.runner()[0]]
     report.say(f"block: {compile_together(kernels)} kernels compiled")
@@ -352,11 +357,15 @@ def tile_variants(rows: int) -> list[dict[str, Tile]]:
 
 
 @torch.inference_mode()
-def time_variants(report: Report) -> None:
-    layers = [make_experts() for _ in range(CHAIN)]
+def time_variants(
+    report: Report,
+    make: Callable[[], Experts] = make_experts,
+    variants: Callable[[int], list[dict[str, Tile]]] = tile_variants,
+) -> None:
+    layers = [make() for _ in range(CHAIN)]
     choices: list[tuple[int, str, Any, str]] = []
     for rows in TILE_ROWS:
-        choices += [(rows, "tiles_for", lambda *_, t=tiles, **__: t, str(tiles)) for tiles in tile_variants(rows)]
+        choices += [(rows, "tiles_for", lambda *_, t=tiles, **__: t, str(tiles)) for tiles in variants(rows)]
     choices += [(1, "GATE_UP_ROWS", blocks, f"gate_up {blocks}") for blocks in ONE_ROW_GATE_UP]
     choices += [(1, "DOWN_ROWS", blocks, f"down {blocks}") for blocks in ONE_ROW_DOWN]
     kernels: list[Launch] = []

@@ -14,13 +14,14 @@ import pytest
 import torch
 from fp8_checkpoints import FORMATS, Fp8Checkpoint, write
 from paged_driver import PagedDriver
-from tiny_models import load, make_reference, read_config, save
+from tiny_models import load, make_reference, read_config, read_tensors, save
 from torch import Tensor
 
 from octavo.config import ModelConfig, make_engine_config
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_weights
 from octavo.layers.linear import DENSE
+from octavo.layers.moe import SparseMLP
 from octavo.layers.quant import fp8
 from octavo.models.base import CausalLM
 from octavo.models.config import normalize_config
@@ -29,6 +30,7 @@ from octavo.models.loader import load_model
 from octavo.models.quantization import read_quantization
 from octavo.models.registry import build_model, footprint
 from octavo.models.sources import resolve_source
+from octavo.models.weights import linears_of
 from octavo.worker.device import DeviceFacts
 from octavo.worker.memory import make_plan
 from octavo.worker.resolve import resolve_quantization
@@ -151,20 +153,71 @@ def test_bytes_count_eight_bits(checkpoint: Fp8Checkpoint) -> None:
     assert plain - packed == numbers - 4 * channels
 
 
-def test_experts_are_dequantized(tmp_path: Path, on_device: None) -> None:
-    """Attention of the same model stays in fp8."""
+def experts(model: CausalLM) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """(matrix, scales) of each expert of each layer."""
+    assert isinstance(model, Decoder)
+    for block in model.layers():
+        assert isinstance(block.mlp, SparseMLP)
+        for matrix, scale in (
+            (block.mlp.gate_up, block.mlp.gate_up_scale),
+            (block.mlp.down, block.mlp.down_scale),
+        ):
+            yield from ((part, None if scale is None else scale[i]) for i, part in enumerate(matrix))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_experts_of_checkpoints(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact but for blocks; a device without fp8 gets the numbers that the e4m3 ones stand for."""
     plain = save(make_reference("qwen3-moe"), tmp_path / "plain")
-    made = write(plain, tmp_path / "fp8", "ct-channel")
+    made = write(plain, tmp_path / "fp8", form)
     expected = build_model(read_config(plain), dtype=torch.float32, device=CPU)
     expected.load_weights(made.tensors.items())
     assert torch.equal(logits(read(made.folder, "none")), logits(expected))
-    kept = read(made.folder, "fp8")
-    assert isinstance(kept, Decoder)
-    assert isinstance(expected, Decoder)
-    for block, exact in zip(kept.layers(), expected.layers(), strict=True):
-        assert block.attention.qkv.weight.dtype == FP8
-        for ours, theirs in zip(block.mlp.parameters(), exact.mlp.parameters(), strict=True):
-            assert torch.equal(ours, theirs)
+    wide = read(made.folder, "fp8")
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    kept = read(made.folder, "fp8", torch.bfloat16)
+    for (number, scale), (value, no_scale), (exact, _) in zip(
+        experts(kept), experts(wide), experts(expected), strict=True
+    ):
+        assert number.dtype == FP8
+        assert scale is not None
+        assert no_scale is None
+        found = dequantize_rows(number, scale)
+        assert torch.equal(found, value)
+        if form.endswith("block"):
+            assert 0 < (found - exact).norm() < 0.035 * exact.norm()
+        else:
+            assert torch.equal(found, exact)
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_experts_are_quantized_at_load(is_merged: bool, tmp_path: Path, on_device: None) -> None:
+    """One tensor an expert, or (Transformers' parameters) one for all."""
+    reference = make_reference("qwen3-moe")
+    source = save(reference, tmp_path / "plain")
+    model = build_model(read_config(source), dtype=torch.bfloat16, device=CPU, quantization="fp8")
+    model.load_weights(reference.state_dict().items() if is_merged else read_tensors(source))
+    plain = [matrix for matrix, _ in experts(load(source))]
+    for (number, scale), exact in zip(experts(model), plain, strict=True):
+        assert scale is not None
+        assert number.dtype == FP8
+        error = (dequantize_rows(number, scale) - exact).norm()
+        assert 0.01 * exact.norm() < error < 0.035 * exact.norm()
+
+
+def test_rounded_experts_give_nearly_the_same_logits(tmp_path: Path) -> None:
+    """The whole model on a device without fp8 products."""
+    source = save(make_reference("qwen3-moe"), tmp_path / "plain")
+    exact, rounded = (logits(read(source, kind)) for kind in ("none", "fp8"))
+    assert 0 < (rounded - exact).norm() < 0.15 * exact.norm()
+
+
+def test_experts_that_no_kernel_runs_stay_plain(tmp_path: Path, on_device: None) -> None:
+    """40 is no multiple of 32."""
+    config = read_config(save(make_reference("qwen3-moe"), tmp_path / "plain"), moe_intermediate_size=40)
+    model = build_model(config, dtype=torch.bfloat16, device=CPU, quantization="fp8")
+    assert all(matrix.dtype == torch.bfloat16 for matrix, _ in experts(model))
+    assert all(layer.weight.dtype == FP8 for layer in linears_of(model))  # type: ignore[arg-type]
 
 
 def test_a_transformers_model_gets_dequantized_weights(tmp_path: Path) -> None:

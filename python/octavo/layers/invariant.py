@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.layers.linear import Dense, Linear
+from octavo.layers.linear import Dense, Linear, Product
 
 
 class Invariant(Dense):
@@ -27,7 +27,7 @@ class Invariant(Dense):
 INVARIANT = Invariant()
 
 
-def invariant(layer: Linear) -> Invariant:
+def invariant(layer: Product) -> Invariant:
     """The choice of `Invariant` for every layer."""
     return INVARIANT
 

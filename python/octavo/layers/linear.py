@@ -9,15 +9,29 @@ Shape suffixes: t tokens, i input features, o output features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+class Product(Protocol):
+    """What decides how a matrix is kept: sizes, and the checkpoint names (to output features) that it is made of."""
+
+    in_features: int
+    out_features: int
+    shards: dict[str, int]
+
+
+Form = Literal["wide", "channels"]
+"""Of a matrix: plain numbers, or e4m3 with a scale an output channel."""
+
+
 class LinearMethod(Protocol):
     """How a linear layer stores its weights, fills them and multiplies."""
+
+    form: Form
 
     def create(self, layer: Linear, dtype: torch.dtype, device: torch.device) -> None:
         """Register the layer's parameters, uninitialised."""
@@ -34,6 +48,8 @@ class LinearMethod(Protocol):
 
 class Dense:
     """Weights in the model's dtype: `weight` [o, i], `bias` [o]; checkpoint tensors are stacked along o."""
+
+    form: Form = "wide"
 
     def create(self, layer: Linear, dtype: torch.dtype, device: torch.device) -> None:
         """See `LinearMethod.create`."""
@@ -66,13 +82,13 @@ class Dense:
 DENSE = Dense()
 
 
-def dense(layer: Linear) -> LinearMethod:
+def dense(layer: Product) -> LinearMethod:
     """The choice of `Dense` for every layer."""
     return DENSE
 
 
-Choice = Callable[["Linear"], LinearMethod]
-"""Which method a layer (sizes and shards are known, no parameter yet) uses."""
+Choice = Callable[[Product], LinearMethod]
+"""Which method a layer (which has no parameter yet) uses."""
 
 
 class Linear(nn.Module):

@@ -2,7 +2,8 @@
 
 Experts are stacked in one matrix a kind, as kernels want them: gate above up [e, 2 i, m], down [e, m, i]. On CUDA the
 kernels of octavo.kernels.triton.moe run them (nothing is read back, so CUDA graphs can capture it); elsewhere a loop
-over the experts that have rows.
+over the experts that have rows. In fp8 they are e4m3 with a scale an output channel, as linear layers are
+(quant/fp8.py), where kernels run them; elsewhere their rounded values are kept in the model's dtype.
 
 Shape suffixes: t tokens, m model dim, e experts, j choices of a token, i inner dim, f flat (token, choice) pairs.
 """
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from octavo.kernels.triton.moe_table import supports
+from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
+from octavo.kernels.triton.moe_table import supports, supports_eight
 from octavo.kernels.triton.target import runs_kernels
 from octavo.layers.activation import ClampedActivation, GatedActivation
 from octavo.layers.fused.base import ExpertWeights
+from octavo.layers.linear import Choice, dense
+from octavo.layers.quant import fp8
 
 SILU = ("silu", "swish")
 
@@ -99,6 +103,15 @@ class ExpertNames:
     """What holds all experts (Transformers 5)."""
 
 
+@dataclass(slots=True)
+class ExpertProduct:
+    """See `layers.linear.Product`: one kind of matrix, of all experts."""
+
+    in_features: int
+    out_features: int
+    shards: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Merged:
     """A checkpoint tensor that takes the place of several."""
@@ -147,10 +160,17 @@ class SparseMLP(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        choose: Choice = dense,
     ) -> None:
         super().__init__()
-        self.spec, self.names = spec, names
+        self.spec, self.names, self.dtype = spec, names, dtype
         count, inner = spec.num_experts, spec.intermediate_size
+        clamp = spec.clamped
+        self.act = GatedActivation(hidden_act) if clamp is None else ClampedActivation(clamp.limit, clamp.slope)
+        knows_activation = clamp is not None or hidden_act in SILU
+        knows_input = not spec.routing.weighs_input or spec.top_k == 1
+        self.has_kernels = knows_activation and knows_input and supports(hidden_size, inner, count, spec.top_k)
+        is_fp8 = self.has_kernels and supports_eight(hidden_size, inner) and self._is_chosen(choose, hidden_size)
 
         def parameter(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)
@@ -159,17 +179,36 @@ class SparseMLP(nn.Module):
         self.router = parameter(count, hidden_size, kept=exact)
         self.router_bias = parameter(count, kept=exact) if routing.has_bias else None
         self.choice_bias = parameter(count, kept=torch.float32) if routing.has_choice_bias else None
-        self.gate_up = parameter(count, 2 * inner, hidden_size)
-        self.down = parameter(count, hidden_size, inner)
+        self.gate_up = parameter(count, 2 * inner, hidden_size, kept=FP8 if is_fp8 else dtype)
+        self.down = parameter(count, hidden_size, inner, kept=FP8 if is_fp8 else dtype)
+        self.gate_up_scale = parameter(count, 2 * inner, kept=torch.float32) if is_fp8 else None
+        self.down_scale = parameter(count, hidden_size, kept=torch.float32) if is_fp8 else None
         self.gate_up_bias = parameter(count, 2 * inner) if spec.has_biases else None
         self.down_bias = parameter(count, hidden_size) if spec.has_biases else None
         self.score: Callable[[Tensor, Tensor], Tensor] = F.linear
         """The router's product; replaced where products must be batch-invariant (experts' are, on CUDA)."""
-        clamp = spec.clamped
-        self.act = GatedActivation(hidden_act) if clamp is None else ClampedActivation(clamp.limit, clamp.slope)
-        knows_activation = clamp is not None or hidden_act in SILU
-        knows_input = not routing.weighs_input or spec.top_k == 1
-        self.has_kernels = knows_activation and knows_input and supports(hidden_size, inner, count, spec.top_k)
+
+    def _is_chosen(self, choose: Choice, hidden_size: int) -> bool:
+        """Whether the experts' matrices are to be kept in e4m3."""
+        names, spec = self.names, self.spec
+        prefixes = [f"{names.experts}.{expert}" for expert in range(spec.num_experts)]
+        halves = [f"{prefix}.{part}" for prefix in prefixes for part in (names.gate, names.up)]
+        downs = [f"{prefix}.{names.down}" for prefix in prefixes]
+        shards = dict.fromkeys(halves, spec.intermediate_size) | dict.fromkeys(downs, hidden_size)
+        return choose(ExpertProduct(hidden_size, spec.intermediate_size, shards)).form == "channels"
+
+    def finish(self) -> None:
+        """Once, when the slots are filled: where the device has no fp8 products, experts become dense ones with the
+        weights' values."""
+        if self.gate_up_scale is None or self.down_scale is None or fp8.multiplies_fp8(self.down.device):
+            return
+        for name, scale in (("gate_up", self.gate_up_scale), ("down", self.down_scale)):
+            number = getattr(self, name)
+            wide = number.new_empty(number.shape, dtype=self.dtype)
+            for expert in range(self.spec.num_experts):
+                wide[expert] = dequantize_rows(number[expert], scale[expert])
+            setattr(self, name, nn.Parameter(wide, requires_grad=False))
+        self.gate_up_scale = self.down_scale = None
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
@@ -183,8 +222,11 @@ class SparseMLP(nn.Module):
     def _by_kernels(self, hidden_tm: Tensor, logit_te: Tensor) -> Tensor:
         """Nothing is read back."""
         from octavo.kernels.triton.moe import mix  # loads Triton
-        from octavo.kernels.triton.moe_experts import Experts
+        from octavo.kernels.triton.moe_experts import Experts, ExpertScales
 
+        scales: ExpertScales | None = None
+        if self.gate_up_scale is not None and self.down_scale is not None:
+            scales = ExpertScales(self.gate_up_scale, self.down_scale)
         spec, routing = self.spec, self.spec.routing
         clamp = spec.clamped or Clamped(0.0, 1.0)
         experts = Experts(
@@ -197,6 +239,7 @@ class SparseMLP(nn.Module):
             self.down_bias,
             clamp.limit,
             clamp.slope,
+            scales,
         )
         if routing.is_plain:
             return mix(experts, hidden_tm, logit_te)
@@ -238,6 +281,11 @@ class SparseMLP(nn.Module):
             found[f"{prefix}.{names.gate}.weight"] = gate_up[:inner]
             found[f"{prefix}.{names.up}.weight"] = gate_up[inner:]
             found[f"{prefix}.{names.down}.weight"] = self.down[expert]
+            if self.gate_up_scale is not None and self.down_scale is not None:
+                scale = self.gate_up_scale[expert]
+                found[f"{prefix}.{names.gate}.weight_scale"] = scale[:inner]
+                found[f"{prefix}.{names.up}.weight_scale"] = scale[inner:]
+                found[f"{prefix}.{names.down}.weight_scale"] = self.down_scale[expert]
         return found
 
     def merged_slots(self) -> dict[str, Merged]:
@@ -245,14 +293,17 @@ class SparseMLP(nn.Module):
         names = self.names
         prefixes = [f"{names.experts}.{expert}" for expert in range(self.spec.num_experts)]
         halves = tuple(f"{prefix}.{part}.weight" for prefix in prefixes for part in (names.gate, names.up))
-        found = {
-            names.merged_gate_up: Merged(self.gate_up, halves),
-            names.merged_down: Merged(self.down, tuple(f"{p}.{names.down}.weight" for p in prefixes)),
-        }
+        downs = tuple(f"{prefix}.{names.down}.weight" for prefix in prefixes)
+        found = {names.merged_gate_up: Merged(self.gate_up, halves), names.merged_down: Merged(self.down, downs)}
+        if self.gate_up_scale is not None and self.down_scale is not None:
+            scales = (names.merged_gate_up, self.gate_up_scale, halves), (names.merged_down, self.down_scale, downs)
+            found |= {f"{name}_scale": Merged(slot, tuple(f"{n}_scale" for n in of)) for name, slot, of in scales}
         if names.merged_router != names.router:
             found[f"{names.merged_router}.weight"] = Merged(self.router, (f"{names.router}.weight",))
         return found
 
     def weights(self) -> ExpertWeights:
         """The parameters, by what they are for."""
-        return ExpertWeights(self.router, self.gate_up, self.down, self.spec.top_k, self.spec.routing.renormalize)
+        spec = self.spec
+        scales = self.gate_up_scale, self.down_scale
+        return ExpertWeights(self.router, self.gate_up, self.down, spec.top_k, spec.routing.renormalize, *scales)

@@ -33,7 +33,7 @@ from octavo.models.family import BlockSpec, Family, Scales, Tensors
 from octavo.models.images import ImageEncoder
 from octavo.models.latent import LatentAttention
 from octavo.models.mlp import GatedMLP
-from octavo.models.weights import finish_linears, linears_of, load_strict
+from octavo.models.weights import finish_products, linears_of, load_strict
 
 T = TypeVar("T")
 
@@ -265,8 +265,8 @@ class Decoder(nn.Module):
             slots[f"{names.head}.weight"] = self.head.weight
         if self.head_bias is not None:
             slots[f"{names.head}.bias"] = self.head_bias
-        load_strict(slots, tied, as_kept(self.convert(tensors), slots, self.quantization), merged)
-        finish_linears(self)
+        load_strict(slots, tied, as_kept(self.convert(tensors), slots, self.quantization, merged), merged)
+        finish_products(self)
         for module in self.modules():
             if isinstance(module, RMSNorm | LayerNorm):
                 module.finish()

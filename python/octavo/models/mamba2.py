@@ -18,7 +18,7 @@ from octavo.layers.norm import NormSpec, RMSNorm
 from octavo.layers.state_space import StateSpaceMixer, StateSpaceSpec
 from octavo.models.config import NormalConfig
 from octavo.models.images import ImageEncoder
-from octavo.models.weights import finish_linears, load_strict
+from octavo.models.weights import finish_products, load_strict
 
 
 def mixer_spec(text: Any) -> StateSpaceSpec:
@@ -114,4 +114,4 @@ class Mamba2(nn.Module):
             slots[f"{prefix}.norm.weight"] = block.norm.weight
             slots |= {f"{prefix}.{name}": slot for name, slot in block.mixer.slots().items()}
         load_strict(slots, {"lm_head.weight": "backbone.embeddings.weight"} if self.is_tied else {}, tensors)
-        finish_linears(self)
+        finish_products(self)

@@ -122,7 +122,9 @@ def make_mlp(
     """What a block has."""
     if spec.experts is None:
         return (GatedMLP if spec.is_gated else PlainMLP)(spec, names, choose, dtype, device)
-    sparse = SparseMLP(spec.hidden_size, spec.experts, spec.hidden_act, names.experts, dtype=dtype, device=device)
+    sparse = SparseMLP(
+        spec.hidden_size, spec.experts, spec.hidden_act, names.experts, dtype=dtype, device=device, choose=choose
+    )
     return SharedMLP(spec, names, sparse, choose, dtype, device) if spec.shared_size else sparse
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from octavo.attention.base import AttentionSpec, CacheSpec, StateSpec
 from octavo.errors import ModelError
 from octavo.layers.invariant import invariant
-from octavo.layers.linear import DENSE, Choice, Linear, LinearMethod, dense
+from octavo.layers.linear import DENSE, Choice, LinearMethod, Product, dense
 from octavo.layers.quant.methods import find_method, fits
 from octavo.models.base import CausalLM
 from octavo.models.config import RENAMED, NormalConfig, architecture_of, normalize_config
@@ -155,7 +155,7 @@ def choose_method(config: NormalConfig, quantization: str, prefix: str) -> Choic
         return dense
     method, stored = find_method(quantization), config.quantization
 
-    def choose(layer: Linear) -> LinearMethod:
+    def choose(layer: Product) -> LinearMethod:
         names = [f"{prefix}.{name}" for name in layer.shards]
         quantized = [name for name in names if stored is None or stored.covers(name)]
         if quantized and len(quantized) < len(names):

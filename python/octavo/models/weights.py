@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from octavo.errors import ModelError
 from octavo.layers.linear import Linear
-from octavo.layers.moe import Merged
+from octavo.layers.moe import Merged, SparseMLP
 from octavo.models.base import CausalLM
 from octavo.models.checkpoint_names import IGNORABLE, misfit
 
@@ -72,22 +72,27 @@ def init_dummy_weights(model: CausalLM, seed: int) -> None:
     for linear in linears_of(model):
         if linear.weight_scale is not None:
             linear.weight_scale.fill_(0.02 / EIGHT_BIT_DEVIATION)
+    for mixture in mixtures_of(model):
+        for scale in (mixture.gate_up_scale, mixture.down_scale):
+            if scale is not None:
+                scale.fill_(0.02 / EIGHT_BIT_DEVIATION)
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():
         device = parameter.device
         if device not in generators:
             generators[device] = torch.Generator(device).manual_seed(seed)
-        if name.endswith("weight_scale"):
+        if name.endswith("_scale"):
             continue
         if parameter.ndim == 1 and name.endswith("weight"):
             parameter.fill_(1.0)
         elif parameter.dtype == torch.float8_e4m3fn:
-            wide = torch.empty(parameter.shape, dtype=torch.bfloat16, device=device)
-            wide.normal_(0.0, EIGHT_BIT_DEVIATION, generator=generators[device]).clamp_(-448.0, 448.0)
-            parameter.copy_(wide)
+            for part in parameter if parameter.ndim == 3 else (parameter,):
+                wide = torch.empty(part.shape, dtype=torch.bfloat16, device=device)
+                wide.normal_(0.0, EIGHT_BIT_DEVIATION, generator=generators[device]).clamp_(-448.0, 448.0)
+                part.copy_(wide)
         else:
             parameter.normal_(0.0, 0.02, generator=generators[device])
-    finish_linears(model)
+    finish_products(model)
 
 
 def linears_of(model: nn.Module) -> list[Linear]:
@@ -95,7 +100,14 @@ def linears_of(model: nn.Module) -> list[Linear]:
     return [module for module in model.modules() if isinstance(module, Linear)]
 
 
-def finish_linears(model: nn.Module) -> None:
-    """Tell every linear layer that it is filled."""
+def mixtures_of(model: nn.Module) -> list[SparseMLP]:
+    """Every mixture of experts."""
+    return [module for module in model.modules() if isinstance(module, SparseMLP)]
+
+
+def finish_products(model: nn.Module) -> None:
+    """Tell every linear layer and mixture of experts that it is filled."""
     for linear in linears_of(model):
         linear.method.finish(linear)
+    for mixture in mixtures_of(model):
+        mixture.finish()

@@ -57,6 +57,9 @@ class ExpertWeights:
     down_emi: Tensor
     top_k: int
     renormalize: bool
+    gate_up_scale_e2i: Tensor | None = None
+    down_scale_em: Tensor | None = None
+    """fp32, of matrices in e4m3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.kernels.triton import moe
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts
+from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts, ExpertScales
 from octavo.kernels.triton.skinny_linear import (
     QuantizedRows,
     ResidualStream,
@@ -151,4 +151,7 @@ def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) 
     if isinstance(weights, GatedWeights):
         return GatedMLP(make_linear("gate_up", weights.gate_up, rows), make_linear("down", weights.down, rows))
     router, gate_up, down = weights.router_em, weights.gate_up_e2im, weights.down_emi
-    return SparseMLP(Experts(router, gate_up, down, weights.top_k, weights.renormalize))
+    scales: ExpertScales | None = None
+    if weights.gate_up_scale_e2i is not None and weights.down_scale_em is not None:
+        scales = ExpertScales(weights.gate_up_scale_e2i, weights.down_scale_em)
+    return SparseMLP(Experts(router, gate_up, down, weights.top_k, weights.renormalize, scales=scales))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
 from octavo.kernels.triton.target import capability
-from octavo.layers.linear import DENSE, Linear
+from octavo.layers.linear import DENSE, Form, Linear
 
 ROWWISE_TOKENS: Final = 65
 """From so many rows on, cuBLAS applies the scales itself. Its kernels for that are up to 2.4 times slower than those
@@ -40,6 +40,8 @@ class Fp8Rows(NamedTuple):
 
 class Fp8:
     """`weight` e4m3 [o, i], `weight_scale` fp32 [o], `bias` [o] in the model's dtype."""
+
+    form: Form = "channels"
 
     def create(self, layer: Linear, dtype: torch.dtype, device: torch.device) -> None:
         """See `LinearMethod.create`."""

@@ -1,7 +1,7 @@
 """fp8 weights on their way from a checkpoint into a model: every layer gets them in the form that it keeps.
 
 A checkpoint's layer is plain, or in fp8 with scales of the whole tensor, of channels or of blocks; a model's layer is
-dense, or in e4m3 with one scale a channel (layers/quant/fp8.py). All pairs work:
+dense, or in e4m3 with one scale a channel (layers/quant/fp8.py); experts are as layers. All pairs work:
 
 | checkpoint | into a dense layer | into an fp8 layer |
 |---|---|---|
@@ -15,7 +15,7 @@ Shape suffixes: o output features, i input features.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -34,9 +34,13 @@ MAX_NAMED = 5
 
 
 def as_kept(
-    tensors: Iterable[tuple[str, Tensor]], slots: Mapping[str, Tensor], quantization: Quantization | None
+    tensors: Iterable[tuple[str, Tensor]],
+    slots: Mapping[str, Tensor],
+    quantization: Quantization | None,
+    merged: Container[str] = (),
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as a model with these slots keeps them (an fp8 layer has a slot `<layer>.weight_scale`).
+    """The tensors as a model with these slots keeps them (an fp8 layer has a slot `<layer>.weight_scale`; plain
+    matrices of all experts in one, `<name>_scale` among the `merged` ones).
 
     A layer's tensors are held back until it is complete. ModelError: a scale without a weight or the reverse, or scales
     of no known shape.
@@ -53,6 +57,8 @@ def as_kept(
                 yield from _stored_fp8(layer, parts["weight"], parts["scale"], slots, quantization)
         elif kind == "weight" and f"{layer}.weight_scale" in slots:
             yield from _quantized(layer, tensor.to(slots[name].device))
+        elif f"{name}_scale" in merged:
+            yield from _quantized_together(name, tensor)
         elif kind not in UNUSED or quantization is None:
             yield name, tensor
     if waiting:
@@ -64,6 +70,12 @@ def _quantized(layer: str, weight_oi: Tensor) -> Iterator[tuple[str, Tensor]]:
     number_oi, scale_o = quantize_weights(weight_oi)
     yield f"{layer}.weight", number_oi
     yield f"{layer}.weight_scale", scale_o
+
+
+def _quantized_together(name: str, weight_eoi: Tensor) -> Iterator[tuple[str, Tensor]]:
+    number_oi, scale_o = quantize_weights(weight_eoi.flatten(0, 1))
+    yield name, number_oi.view(weight_eoi.shape)
+    yield f"{name}_scale", scale_o.view(weight_eoi.shape[:2])
 
 
 def _stored_fp8(

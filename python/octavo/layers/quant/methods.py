@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from octavo.layers.linear import Linear, LinearMethod
+from octavo.layers.linear import LinearMethod, Product
 
 METHODS = {"fp8": "octavo.layers.quant.fp8:FP8_LINEAR"}
 """Name -> "module:object"."""
@@ -17,6 +17,6 @@ def find_method(name: str) -> LinearMethod:
     return method
 
 
-def fits(layer: Linear) -> bool:
+def fits(layer: Product) -> bool:
     """Whether a layer's sizes suit 8-bit products (multiples of 16, which tensor cores and their loads need)."""
     return layer.in_features % 16 == 0 and layer.out_features % 16 == 0
