@@ -1,8 +1,9 @@
 """fp8 on a Hopper GPU: numerics of its products, a model against fp32 on the same rounded weights, and time.
 
-    PYTHONPATH=python python tests/kernels/gpu_fp8.py --out fp8.json [--parts numerics,models,steps,products,grouped,tune]
+    PYTHONPATH=python python tests/kernels/gpu_fp8.py --out fp8.json [--parts numerics,models,steps,products]
 
-"tune" (not run by default) tries configurations of the fused products inside a chain of layers. Prints every failure as
+Not run by default: "grouped" times products with scales of groups, "tune" tries configurations of the fused products
+inside a chain of layers. Prints every failure as
 it is found and tables last; the exit code is 1 if anything failed. `tests/run` does not run it (no test_ prefix): it
 needs the GPU for itself.
 """
