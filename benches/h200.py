@@ -64,7 +64,7 @@ def decode_long(bench: Bench, model: str) -> Figures:
 
 
 def throughput(bench: Bench, model: str) -> Figures:
-    number, num_out = (256, 128) if model == "moe" else (512, 256)
+    number, num_out = (256, 128) if model.startswith("moe") else (512, 256)
     bench.options = options(num_prompts=number, num_out=num_out, repeat=bench.options.repeat)
     rate = bench.throughput()["out_tokens_per_s"]
     return {(f"{model} {number} x (1024 -> {num_out})", "out tokens/s"): rate}
@@ -109,6 +109,7 @@ PARTS: dict[str, dict[str, Part]] = {
     "qwen-0.6b": {"decode": Part(8, decode), "random": Part(20, random_lengths)},
     "llama-fp8": {"decode": Part(10, decode), "throughput": Part(35, throughput), "prefill": Part(6, prefill)},
     "moe": {"decode": Part(20, decode), "throughput": Part(20, throughput), "prefill": Part(6, prefill)},
+    "moe-fp8": {"decode": Part(14, decode), "throughput": Part(16, throughput), "prefill": Part(5, prefill)},
     "qwen-8b": {"decode": Part(9, decode), "throughput": Part(45, throughput)},
 }
 SHAPES = {
@@ -117,13 +118,15 @@ SHAPES = {
     "qwen-8b": "qwen3-8b",
     "qwen-0.6b": "qwen3-0.6b",
     "moe": "qwen3-30b-a3b",
+    "moe-fp8": "qwen3-30b-a3b",
 }
 ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "llama-fp8": {"quantization": "fp8"},
     "qwen-0.6b": {"max_model_len": 4096},
     "moe": {"max_model_len": 8192},
+    "moe-fp8": {"max_model_len": 8192, "quantization": "fp8"},
 }
-LOAD_S = {"moe": 45.0}
+LOAD_S = {"moe": 45.0, "moe-fp8": 45.0}
 """Loading a model and its check; else `DEFAULT_LOAD_S`."""
 DEFAULT_LOAD_S = 30.0
 RATES = {"at once": (256, math.inf, 20.0), "10/s": (200, 10.0, 25.0), "20/s": (300, 20.0, 20.0)}
@@ -237,7 +240,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: startup.value_of(text) for name, _, text in (option.partition("=") for option in args.set)}
 
 
-DEFAULT_ORDER = ("llama", "qwen-0.6b", "serve", "start.llama", "llama-fp8", "moe", "qwen-8b", "start.moe")
+DEFAULT_ORDER = ("llama", "qwen-0.6b", "serve", "start.llama", "llama-fp8", "moe", "moe-fp8", "qwen-8b", "start.moe")
 
 
 def choose(words: list[str]) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ NAMES = {
     "qwen-8b": "Qwen3-8B bf16",
     "qwen-0.6b": "Qwen3-0.6B bf16",
     "moe": "Qwen3-30B-A3B bf16",
+    "moe-fp8": "Qwen3-30B-A3B fp8",
 }
 
 
@@ -49,10 +50,11 @@ DECODE: dict[str, dict[int, Pair]] = {
         256: (4.40, 2.8),
     },
     "moe": {1: (4.11, 2.4), 32: (15.69, 13.3), 128: (18.34, 15.8), 256: (21.01, 18.0)},
+    "moe-fp8": {1: (None, None), 32: (None, None), 128: (None, None), 256: (None, None)},
 }
 """Model -> batch -> (vLLM, goal), ms a step after 128 prompt tokens, from differences of 128 and 1 output tokens."""
 
-RATES: list[tuple[str, str, float | None, float]] = [
+RATES: list[tuple[str, str, float | None, float | None]] = [
     ("llama 512 x (1024 -> 256)", "out", 6307, 7600),
     ("llama-fp8 512 x (1024 -> 256)", "out", 8574, 10700),
     ("qwen-8b 512 x (1024 -> 256)", "out", 6039, 7300),
@@ -61,6 +63,8 @@ RATES: list[tuple[str, str, float | None, float]] = [
     ("llama 64 x (2048 -> 1)", "in", 42400, 46000),
     ("llama-fp8 64 x (2048 -> 1)", "in", 66000, 80000),
     ("moe 64 x (2048 -> 1)", "in", 69400, 80000),
+    ("moe-fp8 256 x (1024 -> 128)", "out", None, None),
+    ("moe-fp8 64 x (2048 -> 1)", "in", None, None),
     ("llama 128 x (128 -> 128), T 1", "out", 12800, 15000),
     ("llama 128 x (128 -> 128), T 1, JSON schema", "out", 12300, 14250),
 ]

@@ -1,4 +1,5 @@
-"""Rows of activations to e4m3 with one scale each (kernels/reference/quantize_rows.py), before an fp8 product.
+"""Rows to e4m3 with one scale each (kernels/reference/quantize_rows.py): of activations before an fp8 product, and of
+weights as they load, whose scales are the best of several.
 
 A program owns a row and holds it in registers between finding its scale and storing it. As a `Launch` for chains of
 dependent launches (decode steps), or at once over any number of rows.
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.reference.quantize_rows import FP8
+from octavo.kernels.reference.quantize_rows import FP8, STEPS
 from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.launch import Launch
 
@@ -30,6 +31,30 @@ def quantize_rows_kernel(x_rk, number_rk, scale_r, K: tl.constexpr, K_P2: tl.con
     scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
     tl.store(number_rk + row * K + k, (x / scale).to(number_rk.dtype.element_ty), mask=inside)
     tl.store(scale_r + row, scale)
+
+
+@triton.jit
+def quantize_weights_kernel(
+    weight_rk, number_rk, scale_r, K: tl.constexpr, K_P2: tl.constexpr, STEPS: tl.constexpr, PDL: tl.constexpr
+):
+    """The scale of STEPS whose squared error is least, of equals the first."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, K_P2)
+    inside = k < K
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    weight = tl.load(weight_rk + row * K + k, mask=inside, other=0.0).to(tl.float32)
+    base = tl.maximum(tl.max(tl.abs(weight), 0), 1e-12) / 448.0
+    best, least = base, base * float("inf")
+    for step in range(STEPS):
+        scale = base * tl.exp2(step.to(tl.float32) / STEPS)
+        rounded = (weight / scale).to(number_rk.dtype.element_ty).to(tl.float32) * scale
+        error = tl.sum((rounded - weight) * (rounded - weight), 0)
+        best = tl.where(error < least, scale, best)
+        least = tl.minimum(error, least)
+    tl.store(number_rk + row * K + k, (weight / best).to(number_rk.dtype.element_ty), mask=inside)
+    tl.store(scale_r + row, best)
 
 
 def quantize_launch(x_rk: Tensor, number_rk: Tensor, scale_r: Tensor) -> Launch:
@@ -50,6 +75,22 @@ def quantize_rows(x_rk: Tensor) -> tuple[Tensor, Tensor]:
         args = (x_rk.contiguous(), number_rk, scale_r)
         constants = _sizes(width) | {"PDL": False}
         launch(quantize_rows_kernel, (num_rows, 1, 1), args, constants, num_warps=_warps(width))
+    return number_rk, scale_r
+
+
+def weights_launch(weight_rk: Tensor, number_rk: Tensor, scale_r: Tensor) -> Launch:
+    """Rows of a dense matrix into `number_rk` (dense, e4m3) and `scale_r`."""
+    num_rows, width = weight_rk.shape
+    args = {"weight_rk": weight_rk, "number_rk": number_rk, "scale_r": scale_r}
+    return Launch(quantize_weights_kernel, (num_rows,), args, _sizes(width) | {"STEPS": STEPS}, num_warps=_warps(width))
+
+
+def quantize_weights(weight_rk: Tensor) -> tuple[Tensor, Tensor]:
+    """As the reference, on a CUDA device that has e4m3, in one launch."""
+    number_rk = torch.empty(weight_rk.shape, dtype=FP8, device=weight_rk.device)
+    scale_r = torch.empty(weight_rk.shape[0], dtype=torch.float32, device=weight_rk.device)
+    if weight_rk.shape[0]:
+        weights_launch(weight_rk.contiguous(), number_rk, scale_r).run(pdl=False)
     return number_rk, scale_r
 
 

@@ -30,9 +30,10 @@ from torch.nn import functional as F
 from octavo.attention.base import ForwardContext, make_backend
 from octavo.kernels.reference.quantize_rows import dequantize_rows
 from octavo.kernels.reference.quantize_rows import quantize_rows as reference_quantize
+from octavo.kernels.reference.quantize_rows import quantize_weights as reference_weights
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear
 from octavo.kernels.triton.launch import Launch, compile_together
-from octavo.kernels.triton.quantize_rows import quantize_rows
+from octavo.kernels.triton.quantize_rows import quantize_rows, quantize_weights
 from octavo.kernels.triton.skinny_linear import (
     QuantizedRows,
     ResidualStream,
@@ -81,6 +82,18 @@ def check_quantization(report: Report) -> None:
         differ = (number.view(torch.uint8) != expected.view(torch.uint8)).float().mean().item()
         report.check(f"numbers {rows} x {width} that differ", differ, 2e-3)
         report.check(f"values {rows} x {width}", relative_error(dequantize_rows(number, scale), x), 0.035)
+
+
+def check_weights(report: Report) -> None:
+    """The kernel's scales against the reference's: where two scales are equally good, either may be taken."""
+    for rows, width in ((64, 576), (256, 4096), (16, 14336)):
+        weight = (torch.randn(rows, width, device=DEVICE) * torch.rand(rows, 1, device=DEVICE)).to(BF16)
+        weight[3] = 0
+        found, expected = quantize_weights(weight), reference_weights(weight)
+        errors = [(dequantize_rows(*pair) - weight.float()).norm(dim=1) for pair in (found, expected)]
+        report.check(f"error of weights {rows} x {width}", relative_error(*errors), 1e-3)
+        differ = (found[1] != expected[1]).float().mean().item()
+        report.check(f"scales of weights {rows} x {width} that differ", differ, 0.05)
 
 
 def fused_case(op: str, n: int, k: int, rows: int) -> tuple[list[Launch], Callable[[], list[tuple[Tensor, Tensor]]]]:
@@ -437,7 +450,7 @@ def tune(report: Report) -> list[str]:
 
 
 PARTS: dict[str, list[Part]] = {
-    "numerics": [check_quantization, check_products, check_repeats],
+    "numerics": [check_quantization, check_weights, check_products, check_repeats],
     "models": [check_models],
     "steps": [time_steps],
     "products": [time_products],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import offline_compile
 import pytest
+import sm90_compile
 import torch
 
 from octavo.kernels.reference import quantize_rows as reference
@@ -71,6 +72,18 @@ def test_joins_compile(hidden: int, inner: int, pdl: bool) -> None:
         assert compiled.spill_bytes == 0, compiled
         assert compiled.registers <= 128, compiled
         assert compiled.wide_loads > 0, compiled
+
+
+@pytest.mark.parametrize("width", [576, 4096, 14336])
+def test_the_kernel_for_weights_compiles(width: int) -> None:
+    """A whole row in registers."""
+    weight, number, scale = (
+        torch.empty(shape, dtype=dtype, device="meta")
+        for shape, dtype in (((8, width), torch.bfloat16), ((8, width), reference.FP8), ((8,), torch.float32))
+    )
+    compiled = sm90_compile.compile_launch(quantize_rows.weights_launch(weight, number, scale))
+    assert compiled.spill_bytes == 0
+    assert compiled.registers <= 128
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,13 +15,17 @@ Shape suffixes: o output features, i input features.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from octavo.errors import ModelError
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_weights
+from octavo.kernels.triton.target import capability
+from octavo.layers.moe import Merged
+from octavo.layers.quant.fp8 import LEAST_CAPABILITY
 from octavo.layers.quant.stored import Quantization
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -37,7 +41,7 @@ def as_kept(
     tensors: Iterable[tuple[str, Tensor]],
     slots: Mapping[str, Tensor],
     quantization: Quantization | None,
-    merged: Container[str] = (),
+    merged: Mapping[str, Merged] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors as a model with these slots keeps them (an fp8 layer has a slot `<layer>.weight_scale`; plain
     matrices of all experts in one, `<name>_scale` among the `merged` ones).
@@ -58,7 +62,7 @@ def as_kept(
         elif kind == "weight" and f"{layer}.weight_scale" in slots:
             yield from _quantized(layer, tensor.to(slots[name].device))
         elif f"{name}_scale" in merged:
-            yield from _quantized_together(name, tensor)
+            yield from _quantized_together(name, tensor.to(merged[name].slot.device))
         elif kind not in UNUSED or quantization is None:
             yield name, tensor
     if waiting:
@@ -66,14 +70,23 @@ def as_kept(
         raise ModelError(f"the checkpoint has fp8 weights without their weight_scale, or scales alone, of {layers}")
 
 
+def _rounded(weight_oi: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers and scales of channels, by a kernel where there is one."""
+    if capability(weight_oi.device) < LEAST_CAPABILITY:
+        return quantize_weights(weight_oi)
+    from octavo.kernels.triton import quantize_rows  # loads Triton
+
+    return quantize_rows.quantize_weights(weight_oi)
+
+
 def _quantized(layer: str, weight_oi: Tensor) -> Iterator[tuple[str, Tensor]]:
-    number_oi, scale_o = quantize_weights(weight_oi)
+    number_oi, scale_o = _rounded(weight_oi)
     yield f"{layer}.weight", number_oi
     yield f"{layer}.weight_scale", scale_o
 
 
 def _quantized_together(name: str, weight_eoi: Tensor) -> Iterator[tuple[str, Tensor]]:
-    number_oi, scale_o = quantize_weights(weight_eoi.flatten(0, 1))
+    number_oi, scale_o = _rounded(weight_eoi.flatten(0, 1))
     yield name, number_oi.view(weight_eoi.shape)
     yield f"{name}_scale", scale_o.view(weight_eoi.shape[:2])
 
