@@ -11,13 +11,13 @@ use std::sync::Arc;
 use crate::grammar::guide::Guide;
 use crate::groups::Keep;
 use crate::holding::{BlockTable, Holding};
-use crate::ids::{BlockId, SlotId};
+use crate::ids::{BlockId, SeqIdx, SlotId};
 use crate::plan::NewRow;
 use crate::prefix::PromptKeys;
 use crate::queue::QueueKey;
 use crate::request::Constraint;
 use crate::scheduler::{AWAITED_TOKENS, Planner};
-use crate::sequence::{SeqIdx, Sequence, State};
+use crate::sequence::{Sequence, State};
 
 /// Existing KV that a sequence may start from; the blocks are not referenced yet.
 #[derive(Debug)]

@@ -5,7 +5,9 @@
 //! sampled; so the sampled rows are exactly `[0, num_sampled)`. A sampled row with drafts is sampled behind each of them
 //! too, as far as they prove right.
 
-use crate::config::{ConfigError, CoreConfig};
+use crate::config::CoreConfig;
+
+use crate::errors::ConfigError;
 use crate::ids::{BlockId, SlotId, TokenId};
 use crate::shared::SharedBlocks;
 

@@ -7,9 +7,9 @@ use crate::block_pool::{BlockPool, End};
 use crate::config::CoreConfig;
 use crate::groups::Keep;
 use crate::holding::BlockTable;
-use crate::ids::{BlockId, TokenId};
+use crate::ids::{BlockHash, BlockId, TokenId};
 use crate::media;
-use crate::prefix::{BlockHash, PrefixHasher, PrefixIndex, PromptKeys};
+use crate::prefix::{PrefixHasher, PrefixIndex, PromptKeys};
 
 #[derive(Debug)]
 pub struct Cache {

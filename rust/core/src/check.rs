@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use crate::groups::Keep;
 use crate::holding::Holding;
-use crate::ids::SlotId;
-use crate::sequence::{SeqIdx, Sequence, State};
+use crate::ids::{SeqIdx, SlotId};
+use crate::sequence::{Sequence, State};
 use crate::state::EngineState;
 
 impl EngineState {

@@ -1,8 +1,7 @@
 //! Limits and policy of the control plane, and their validation. Values are resolved in Python (`octavo.config`,
 //! `octavo.worker.memory`); nothing has a default here.
 
-use thiserror::Error;
-
+use crate::errors::ConfigError;
 use crate::groups::{Keep, MAX_GROUPS, blocks_for};
 use crate::queue_load::{MAX_QUEUED_BYTES, QueueBounds};
 use crate::speculation::SpeculationConfig;
@@ -28,11 +27,6 @@ impl Policy {
         }
     }
 }
-
-/// A value of `CoreConfig` is impossible; the message names it.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{0}")]
-pub struct ConfigError(pub String);
 
 /// See `CoreConfig` in `_core.pyi`.
 #[derive(Clone, Debug)]

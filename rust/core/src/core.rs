@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::{ArenaLayout, OutputLayout};
-use crate::commit::StepError;
-use crate::config::{ConfigError, CoreConfig};
+use crate::config::CoreConfig;
+use crate::errors::{ConfigError, StepError};
 use crate::grammar::compiler::Grammars;
 use crate::ids::{ClientId, SlotId, TokenId};
 use crate::mailbox::{Inbox, Outbox, QueueView};

@@ -4,7 +4,7 @@
 //! is there when every group has what the next token reads. Not here: where a layer's numbers lie (Python's
 //! `octavo.worker.cache_groups`), who gets blocks (`holding`, `scheduler`).
 
-use crate::config::ConfigError;
+use crate::errors::ConfigError;
 
 /// Most groups of a model.
 pub const MAX_GROUPS: usize = 64;

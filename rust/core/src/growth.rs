@@ -1,8 +1,8 @@
 //! Gives running sequences the blocks of their next tokens. Who is pushed out when there are none is `scheduler`'s
 //! business; what a sequence starts with `admission`'s.
 
+use crate::ids::SeqIdx;
 use crate::scheduler::Planner;
-use crate::sequence::SeqIdx;
 
 impl Planner<'_> {
     /// Blocks that a running sequence lacks for its first `end` positions.

@@ -5,33 +5,13 @@
 
 use std::collections::HashMap;
 
-use crate::commit::{Results, StepError};
-use crate::config::CoreConfig;
-use crate::grammar::masks::{MaskPool, Task};
+use crate::results::Results;
+
+use crate::errors::StepError;
+use crate::grammar::masks::Task;
+use crate::ids::SeqIdx;
 use crate::plan::InFlight;
-use crate::sequence::SeqIdx;
 use crate::state::EngineState;
-
-/// What is known of the runner's mask buffer: rows of `num_words` a slot, one behind each token that may be drafted.
-#[derive(Debug)]
-pub struct Masks {
-    pool: MaskPool,
-    num_words: usize,
-    rows_per_slot: usize,
-    /// Slots whose rows forbid nothing.
-    is_open: Vec<bool>,
-}
-
-impl Masks {
-    pub fn new(config: &CoreConfig) -> Self {
-        Self {
-            pool: MaskPool::default(),
-            num_words: config.vocab_size.div_ceil(32) as usize,
-            rows_per_slot: 1 + config.max_drafted() as usize,
-            is_open: vec![false; config.max_num_seqs as usize],
-        }
-    }
-}
 
 impl EngineState {
     /// Fills the rows of all slots that the newest step in flight samples. `outputs`: the output arenas of the steps in

@@ -30,9 +30,29 @@ pub struct SlotId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
+/// Names the content of a block and of all blocks before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockHash(pub u128);
+
+impl BlockHash {
+    /// Names the same tokens' content in the layers of a cache group.
+    #[must_use]
+    pub fn of_group(self, group: usize) -> Self {
+        Self(self.0 ^ group as u128)
+    }
+}
+
 /// The number of a step, from 1, in the order of planning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(pub u64);
+
+/// Place of a sequence in the engine's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqIdx(pub u32);
+
+/// Place of a request in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestIdx(pub u32);
 
 /// A token of the model's vocabulary.
 pub type TokenId = u32;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::ids::{ClientId, RequestId};
+use crate::ids::{ClientId, RequestId, RequestIdx, SeqIdx};
 use crate::media::{self, MAX_MEDIA_BYTES};
 use crate::protocol::{Abort, AddRequest, FinishReason, RefusalKind};
 use crate::queue::{Newcomer, QueueKey, deadline_after};
 use crate::queue_load::RequestSize;
-use crate::request::{Constraint, Request, RequestIdx};
-use crate::sequence::{Limits, SeqIdx, Sequence, State};
+use crate::request::{Constraint, Request};
+use crate::sequence::{Limits, Sequence, State};
 use crate::state::EngineState;
 use crate::tenants::Payer;
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::Totals;
-use crate::ids::{SlotId, TokenId};
-use crate::sequence::SeqIdx;
+use crate::ids::{SeqIdx, SlotId, TokenId};
 use crate::step_cost::StepShape;
 
 /// One row of a step.

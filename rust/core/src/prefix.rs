@@ -9,21 +9,9 @@ use std::hash::Hasher;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-use crate::ids::{BlockId, TokenId};
+use crate::ids::{BlockHash, BlockId, TokenId};
 use crate::media::MediaSpan;
 use crate::request::Request;
-
-/// Names the content of a block and of all blocks before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockHash(pub u128);
-
-impl BlockHash {
-    /// Names the same tokens' content in the layers of a cache group.
-    #[must_use]
-    pub fn of_group(self, group: usize) -> Self {
-        Self(self.0 ^ group as u128)
-    }
-}
 
 /// What the hashes of a prompt's blocks cover beside its tokens.
 #[derive(Clone, Copy, Debug)]

@@ -6,9 +6,9 @@
 //! tokens come, never before: it holds no slot in vain, and it may find a prefix in the cache that another one has
 //! computed meanwhile. Under the priority policy nobody is overtaken by the less urgent.
 
+use crate::ids::SeqIdx;
 use crate::queue::QueueKey;
 use crate::scheduler::Planner;
-use crate::sequence::SeqIdx;
 
 /// How many waiting sequences are looked at for a shorter prompt.
 pub const LOOKAHEAD: usize = 32;

@@ -8,9 +8,8 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use crate::config::Policy;
-use crate::ids::TenantId;
+use crate::ids::{SeqIdx, TenantId};
 use crate::queue_load::{QueueBounds, QueueLoad, RequestSize};
-use crate::sequence::SeqIdx;
 use crate::tenants::{Bill, Payer, Tenants};
 
 /// The turn of a sequence; the least is served first and preempted last.

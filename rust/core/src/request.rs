@@ -8,15 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::grammar::compiler::Compiled;
-use crate::ids::{ClientId, RequestId};
+use crate::ids::{BlockHash, ClientId, RequestId, RequestIdx, SeqIdx};
 use crate::media::MediaSpan;
-use crate::prefix::BlockHash;
-use crate::sequence::{SeqIdx, Sequence};
+use crate::sequence::Sequence;
 use crate::tenants::Bill;
-
-/// Place of a request in the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestIdx(pub u32);
 
 /// What a request's output must look like.
 #[derive(Clone, Debug)]

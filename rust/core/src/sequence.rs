@@ -8,16 +8,10 @@ use std::sync::Arc;
 
 use crate::grammar::guide::Guide;
 use crate::holding::Holding;
-use crate::ids::{ClientId, RequestId, TokenId};
-use crate::prefix::BlockHash;
+use crate::ids::{BlockHash, ClientId, RequestId, RequestIdx, TokenId};
 use crate::protocol::TokenLogprobs;
 use crate::queue::QueueKey;
-use crate::request::RequestIdx;
 use crate::speculation::Drafting;
-
-/// Place of a sequence in the engine's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SeqIdx(pub u32);
 
 /// Where a sequence is in its life. Only states that may have rows in flight hold anything; a finished sequence is
 /// not in the table.

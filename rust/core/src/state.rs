@@ -5,18 +5,19 @@ use std::collections::VecDeque;
 
 use crate::arena::{ArenaLayout, OutputLayout};
 use crate::cache::Cache;
-use crate::config::{ConfigError, CoreConfig};
+use crate::config::CoreConfig;
+use crate::errors::ConfigError;
 use crate::grammar::compiler::Grammars;
 use crate::groups::Keep;
-use crate::guided::Masks;
 use crate::holding::Holding;
-use crate::ids::SlotId;
+use crate::ids::{RequestIdx, SeqIdx, SlotId};
+use crate::mask_rows::Masks;
 use crate::outputs::Outputs;
 use crate::plan::InFlight;
 use crate::protocol::EngineStats;
 use crate::queue::{Queue, QueueKey};
-use crate::request::{RequestIdx, Table};
-use crate::sequence::{SeqIdx, State};
+use crate::request::Table;
+use crate::sequence::State;
 use crate::step_cost::StepCost;
 
 /// Which sequence sits in which slot.

@@ -7,10 +7,9 @@
 use std::collections::HashMap;
 
 use crate::holding::Holding;
-use crate::ids::BlockId;
+use crate::ids::{BlockId, SeqIdx};
 use crate::queue::QueueKey;
 use crate::scheduler::Planner;
-use crate::sequence::SeqIdx;
 
 /// What newcomers may count on.
 struct Room {

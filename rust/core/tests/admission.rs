@@ -2,9 +2,9 @@
 
 mod simulator;
 
-use octavo_core::commit::StepError;
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::core::{Core, PromptLogprobs};
+use octavo_core::errors::StepError;
 use octavo_core::ids::{ClientId, RequestId, SlotId};
 use octavo_core::protocol::{Abort, AddRequest, Inbound, Outbound, RefusalKind};
 use simulator::engine::{Engine, config, request};

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use octavo_core::commit::StepError;
-use octavo_core::config::{self, ConfigError, Policy};
+use octavo_core::config::{self, Policy};
 use octavo_core::core::{Call, PromptLogprobs};
+use octavo_core::errors::{ConfigError, StepError};
 use octavo_core::frames::{decode_inbound, encode_outbound};
 use octavo_core::groups::Keep;
 use octavo_core::ids::{ClientId, SlotId};

@@ -15,7 +15,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::GrammarError;
 use super::json_schema::find_fault;
-use super::masks::num_lanes;
+use super::lanes::num_lanes;
 use super::spec::{Spec, StartAfter};
 use super::vocabulary::Vocabulary;
 use crate::ids::TokenId;

@@ -10,6 +10,19 @@ use std::fmt::Write;
 use super::ebnf::{Expr, parse};
 use super::lark::quoted;
 
+/// GBNF and EBNF write `name ::= …`, Lark `name: …`.
+pub fn is_ebnf(text: &str) -> bool {
+    text.lines().any(|line| {
+        line.split_once("::=").is_some_and(|(name, _)| {
+            let name = name.trim();
+            !name.is_empty()
+                && name
+                    .chars()
+                    .all(|c| c.is_alphanumeric() || "-_.".contains(c))
+        })
+    })
+}
+
 /// A Lark grammar with the same language; `root` names the first rule.
 pub fn ebnf_to_lark(text: &str, root: &str) -> Result<String, String> {
     let rules = parse(text)?;

@@ -5,10 +5,9 @@
 //! and `schema_refs` (references end at a schema of the same document). Numbers beyond 2^53 are refused: the parser
 //! computes with doubles.
 
-use std::fmt;
-
 use serde_json::{Map, Value, json};
 
+use super::schema_error::{Place, SchemaError};
 use super::schema_refs::Refs;
 use super::schema_rules::{check_keyword, check_together};
 
@@ -29,35 +28,6 @@ pub struct SchemaOptions<'a> {
     pub whitespace: Option<&'a str>,
     /// Objects that do not say otherwise take no further properties.
     pub closed: bool,
-}
-
-/// What is wrong with a schema, and where (a JSON pointer).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SchemaError {
-    pub place: String,
-    pub message: String,
-}
-
-impl fmt::Display for SchemaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at {}: {}", self.place, self.message)
-    }
-}
-
-/// Where in the schema a rule looks.
-#[derive(Clone, Copy)]
-pub struct Place<'a> {
-    pub path: &'a str,
-    pub keyword: &'a str,
-}
-
-impl Place<'_> {
-    pub fn error(self, message: impl fmt::Display) -> SchemaError {
-        SchemaError {
-            place: self.path.to_owned(),
-            message: format!("keyword {:?} {message}", self.keyword),
-        }
-    }
 }
 
 /// Checks and rewrites a schema (an object, a boolean, or JSON text of one).

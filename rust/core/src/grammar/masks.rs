@@ -3,17 +3,15 @@
 //! Guides of one lane share caches behind a lock, so a lane is the unit of work: no thread waits for another.
 
 use std::slice::ChunksExactMut;
-use std::sync::OnceLock;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::guide::Guide;
+use super::lanes::num_lanes;
 use crate::ids::TokenId;
 
 /// Parsers recurse over what a client wrote.
 const STACK_BYTES: usize = 16 << 20;
-/// More threads than that only take cores from the runner.
-const MAX_THREADS: usize = 8;
 
 /// Microseconds of work from which on it is worth waking threads.
 const PARALLEL_WEIGHT: usize = 150;
@@ -44,15 +42,6 @@ impl Task<'_> {
             None => self.guide.advance(),
         }
     }
-}
-
-/// How many lanes a grammar has: as many as threads.
-pub fn num_lanes() -> usize {
-    // The answer is read from files: too slow for every step.
-    static NUM_LANES: OnceLock<usize> = OnceLock::new();
-    *NUM_LANES.get_or_init(|| {
-        std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS))
-    })
 }
 
 /// The threads; started when first needed.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use serde_json::Value;
 
-use super::json_schema::{Place, SchemaError};
+use super::schema_error::{Place, SchemaError};
 
 /// More different targets are an attack.
 const MAX_TARGETS: usize = 4096;

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::json_schema::{Place, SchemaError};
+use super::schema_error::{Place, SchemaError};
 
 type Check = fn(Place<'_>, &Value) -> Result<bool, SchemaError>;
 

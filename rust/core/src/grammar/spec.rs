@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::GrammarError;
 use super::choice::choice_grammar;
-use super::ebnf_lark::ebnf_to_lark;
+use super::ebnf_lark::{ebnf_to_lark, is_ebnf};
 use super::json_schema::{SchemaOptions, prepare};
 use super::lark::{check_nesting, prepare_lark};
 use super::regex::regex_grammar;
@@ -139,17 +139,4 @@ impl Spec {
     pub fn schema(&self) -> Option<&Value> {
         self.json.as_ref()
     }
-}
-
-/// GBNF and EBNF write `name ::= …`, Lark `name: …`.
-pub fn is_ebnf(text: &str) -> bool {
-    text.lines().any(|line| {
-        line.split_once("::=").is_some_and(|(name, _)| {
-            let name = name.trim();
-            !name.is_empty()
-                && name
-                    .chars()
-                    .all(|c| c.is_alphanumeric() || "-_.".contains(c))
-        })
-    })
 }

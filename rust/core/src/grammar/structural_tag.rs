@@ -9,11 +9,10 @@ use llguidance::regex_to_lark;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ebnf_lark::ebnf_to_lark;
+use super::ebnf_lark::{ebnf_to_lark, is_ebnf};
 use super::json_schema::{SchemaOptions, prepare};
 use super::lark::{check_nesting, json_value, prepare_lark, quoted};
 use super::regex::regex_body;
-use super::spec::is_ebnf;
 use super::vocabulary::{Piece, Vocabulary};
 
 const MAX_DEPTH: usize = 16;

@@ -15,7 +15,7 @@ mod plan;
 pub use cost::{DraftCosts, DraftPrice};
 pub use drafting::Drafting;
 
-use crate::config::ConfigError;
+use crate::errors::ConfigError;
 
 /// How drafts are made, and how long they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
