@@ -6,10 +6,47 @@ Shape suffixes: m rows, h model dim, e experts, j choices, i inner dim, f flat p
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a router's logits become experts and their weights; see `choose`."""
+
+    sigmoid: bool = False
+    """Scores are sigmoids of logits, else their softmax."""
+    renormalize: bool = False
+    """The chosen experts' weights are divided by their sum."""
+    scale: float = 1.0
+    """Weights are multiplied by it in the end."""
+    groups: int = 1
+    top_groups: int = 1
+    """Of `groups` runs of experts, only the best so many are chosen from."""
+    best_two: bool = False
+    """What ranks a group: the sum of its best two experts, or else its best one."""
+
+
+def choose(logit_me: Tensor, top_k: int, rule: Rule, bias_e: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(experts int64 [m, j], best first; their weights fp32 [m, j]). `bias_e` is added to scores when experts are
+    chosen, but not in their weights."""
+    logit_me = logit_me.float()
+    score_me = logit_me.sigmoid() if rule.sigmoid else logit_me.softmax(-1)
+    ranked_me = score_me if bias_e is None else score_me + bias_e
+    if rule.groups > 1:
+        ranked_mgs = torch.unflatten(ranked_me, -1, (rule.groups, -1))
+        best_mg = ranked_mgs.topk(2 if rule.best_two else 1, dim=-1).values.sum(-1)
+        group_mk = best_mg.topk(rule.top_groups, dim=-1).indices
+        is_out_mg = torch.ones_like(best_mg, dtype=torch.bool).scatter(1, group_mk, False)
+        ranked_me = ranked_mgs.masked_fill(is_out_mg[..., None], -torch.inf).flatten(1)
+    expert_mj = ranked_me.topk(top_k, dim=-1).indices
+    weight_mj = score_me.gather(1, expert_mj)
+    if rule.renormalize:
+        weight_mj = weight_mj / (weight_mj.sum(-1, keepdim=True) + 1e-20)
+    return expert_mj, weight_mj * rule.scale
 
 
 def route(logit_me: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:

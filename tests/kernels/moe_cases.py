@@ -14,11 +14,11 @@ import torch
 from fused_steps import relative_error
 from torch import Tensor
 
-from octavo.kernels.reference.moe import dequantize_squares, route, sort_pairs
+from octavo.kernels.reference.moe import Rule, choose, dequantize_squares, route, sort_pairs
 from octavo.kernels.reference.moe import experts as reference_experts
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_rows
 from octavo.kernels.reference.skinny_linear import rms_norm
-from octavo.kernels.triton import moe, moe_experts, moe_launches, moe_table
+from octavo.kernels.triton import moe, moe_choose, moe_experts, moe_launches, moe_table
 from octavo.kernels.triton.embed_norm import embed
 from octavo.kernels.triton.interpreter import mend
 from octavo.kernels.triton.launch import Launch
@@ -238,6 +238,41 @@ def test_top_k_of_equal_and_senseless_logits(renormalize: bool, many: bool) -> N
     expert_mj, weight_mj = route(logits[:2], 3, renormalize)
     assert torch.equal(routing.expert_f.view(4, 3)[:2].long(), expert_mj)
     torch.testing.assert_close(routing.weight_f.view(4, 3)[:2], weight_mj)
+
+
+RULES: dict[str, tuple[int, int, bool, Rule]] = {
+    "deepseek-v3": (256, 8, True, Rule(True, True, 2.5, 8, 4, best_two=True)),
+    "deepseek-v2": (160, 6, False, Rule(False, False, 16.0, 8, 3)),
+    "glm-4.5": (128, 8, True, Rule(True, True, 1.5)),
+    "ernie": (64, 6, True, Rule(False, True)),
+    "llama-4": (16, 1, False, Rule(True)),
+    "odd": (15, 4, True, Rule(True, True, 1.0, 3, 2, best_two=True)),
+}
+"""Name -> (experts, top k, whether the choice has a bias, rule)."""
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9, moe_choose.FEW_ROWS + 3])
+@pytest.mark.parametrize("name", RULES)
+def test_choices(name: str, rows: int) -> None:
+    num_experts, top_k, biased, rule = RULES[name]
+    torch.manual_seed(rows)
+    logit_me = 3 * torch.randn(rows, num_experts)
+    bias_e = 0.3 * torch.randn(num_experts) if biased else None
+    want_expert_mj, want_weight_mj = choose(logit_me, top_k, rule, bias_e)
+    expert_mj, weight_mj = moe_choose.choose(logit_me, top_k, rule, bias_e)
+    assert expert_mj.tolist() == want_expert_mj.tolist()
+    torch.testing.assert_close(weight_mj, want_weight_mj)
+
+
+def test_choices_of_equal_and_senseless_scores() -> None:
+    """Equal scores go by number, those that are not numbers come last; every choice is a different expert, of the best
+    groups."""
+    nan = torch.nan
+    logit_me = torch.tensor([[0.0] * 6, [1.0, 2.0, 2.0, 0.0, 2.0, 2.0], [nan, 1.0, nan, -1.0, 0.5, 0.0], [nan] * 6])
+    expert_mj, _ = moe_choose.choose(logit_me, 3, Rule(sigmoid=True), None)
+    assert expert_mj.tolist() == [[0, 1, 2], [1, 2, 4], [1, 4, 5], [0, 1, 2]]
+    grouped_mj, _ = moe_choose.choose(logit_me[:2], 3, Rule(sigmoid=True, groups=3, top_groups=2), None)
+    assert grouped_mj.tolist() == [[0, 1, 2], [1, 2, 0]]
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -9,8 +9,10 @@ import pytest
 import torch
 from sm90_compile import Compiled, compile_launch
 
+from octavo.kernels.reference.moe import Rule
 from octavo.kernels.triton import moe, moe_launches
 from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.moe_choose import choose_launch
 from octavo.kernels.triton.moe_experts import DecodeBuffers, Experts, ExpertScales
 from octavo.kernels.triton.moe_table import SHARED_BYTES
 from octavo.kernels.triton.skinny_linear import ResidualStream
@@ -95,6 +97,17 @@ def test_biases_and_clamped_activations(rows: int) -> None:
         1.702,
     )
     check(prompt_launches(experts, rows))
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+@pytest.mark.parametrize(
+    ("num_experts", "top_k", "rule"),
+    [(256, 8, Rule(True, True, 2.5, 8, 4, best_two=True)), (160, 6, Rule(groups=8, top_groups=3)), (64, 4, Rule(True))],
+)
+def test_choices(num_experts: int, top_k: int, rule: Rule, rows: int) -> None:
+    logits, bias = empty(rows, num_experts, dtype=torch.float32), empty(num_experts, dtype=torch.float32)
+    expert, weight = empty(rows, top_k, dtype=torch.int32), empty(rows, top_k, dtype=torch.float32)
+    check([choose_launch(logits, rows, top_k, rule, bias, expert, weight)])
 
 
 def check(launches: list[Launch]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from octavo.kernels.reference.moe import Rule, choose
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
 from octavo.kernels.triton.moe_table import supports, supports_eight
 from octavo.kernels.triton.target import runs_kernels
@@ -31,7 +32,7 @@ SILU = ("silu", "swish")
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a router's logits become experts and their weights; see `route`."""
+    """How a router's logits become experts and their weights."""
 
     score: Literal["softmax", "sigmoid"] = "softmax"
     renormalize: bool = False
@@ -53,8 +54,14 @@ class Routing:
     """What an expert reads is multiplied by its weight, instead of what it gives."""
 
     @property
+    def rule(self) -> Rule:
+        """Without what concerns the router's product and the experts' input."""
+        sizes = self.groups, self.top_groups
+        return Rule(self.score == "sigmoid", self.renormalize, self.scale, *sizes, self.group_score == "best two")
+
+    @property
     def is_plain(self) -> bool:
-        """Top k of a softmax, which kernels do."""
+        """Top k of a softmax, which kernels do for decode steps as a whole."""
         return self == Routing(renormalize=self.renormalize, has_bias=self.has_bias, is_exact=self.is_exact)
 
 
@@ -122,30 +129,6 @@ class Merged:
     def below(self, prefix: str) -> Merged:
         """The same, its names under a prefix."""
         return Merged(self.slot, tuple(f"{prefix}.{name}" for name in self.names))
-
-
-def route(logit_te: Tensor, top_k: int, routing: Routing, choice_bias_e: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(experts int64 [t, j], their weights fp32 [t, j]) from the router's logits. Nothing is read on the host."""
-    logit_te = logit_te.float()
-    score_te = logit_te.sigmoid() if routing.score == "sigmoid" else logit_te.softmax(-1)
-    ranked_te = score_te if choice_bias_e is None else score_te + choice_bias_e
-    if routing.groups > 1:
-        ranked_te = _in_best_groups(ranked_te, routing)
-    expert_tj = ranked_te.topk(top_k, dim=-1).indices
-    weight_tj = score_te.gather(1, expert_tj)
-    if routing.renormalize:
-        weight_tj = weight_tj / (weight_tj.sum(-1, keepdim=True) + 1e-20)
-    return expert_tj, weight_tj * routing.scale if routing.scale != 1.0 else weight_tj
-
-
-def _in_best_groups(ranked_te: Tensor, routing: Routing) -> Tensor:
-    """Minus infinity for experts outside the best groups."""
-    ranked_tgn = torch.unflatten(ranked_te, -1, (routing.groups, -1))
-    best_tgk = ranked_tgn.topk(1 if routing.group_score == "best" else 2, dim=-1).values
-    group_tk = best_tgk.sum(-1).topk(routing.top_groups, dim=-1).indices
-    is_out_tg = torch.ones_like(best_tgk[..., 0], dtype=torch.bool).scatter(1, group_tk, False)
-    within_tgn: Tensor = ranked_tgn.masked_fill(is_out_tg[..., None], -torch.inf)
-    return within_tgn.flatten(1)
 
 
 class SparseMLP(nn.Module):
@@ -217,11 +200,12 @@ class SparseMLP(nn.Module):
             logit_te = logit_te + self.router_bias
         if self.has_kernels and runs_kernels(hidden_tm.device):
             return self._by_kernels(hidden_tm, logit_te)
-        return self._by_expert(hidden_tm, *route(logit_te, self.spec.top_k, self.spec.routing, self.choice_bias))
+        return self._by_expert(hidden_tm, *choose(logit_te, self.spec.top_k, self.spec.routing.rule, self.choice_bias))
 
     def _by_kernels(self, hidden_tm: Tensor, logit_te: Tensor) -> Tensor:
         """Nothing is read back."""
-        from octavo.kernels.triton.moe import mix  # loads Triton
+        from octavo.kernels.triton.moe import mix  # these load Triton
+        from octavo.kernels.triton.moe_choose import choose as choose_experts
         from octavo.kernels.triton.moe_experts import Experts, ExpertScales
 
         scales: ExpertScales | None = None
@@ -243,10 +227,10 @@ class SparseMLP(nn.Module):
         )
         if routing.is_plain:
             return mix(experts, hidden_tm, logit_te)
-        expert_tj, weight_tj = route(logit_te, spec.top_k, routing, self.choice_bias)
+        expert_tj, weight_tj = choose_experts(logit_te, spec.top_k, routing.rule, self.choice_bias)
         if routing.weighs_input:  # there is one expert a token
             hidden_tm, weight_tj = hidden_tm * weight_tj.to(hidden_tm.dtype), torch.ones_like(weight_tj)
-        return mix(experts, hidden_tm, (expert_tj.int(), weight_tj.contiguous()))
+        return mix(experts, hidden_tm, (expert_tj, weight_tj))
 
     def _by_expert(self, hidden_tm: Tensor, expert_tj: Tensor, weight_tj: Tensor) -> Tensor:
         """A loop over experts, each with its tokens; asks the device how many they are."""
