@@ -35,7 +35,7 @@ from octavo.models.registry import build_model
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 BOUND = 0.06
 ROOT = Path(__file__).parents[2]
-SHAPES = ("gpt-oss-20b", "gemma-3-27b", "deepseek-v2-lite", "qwen3-30b-a3b", "qwen3-8b")
+SHAPES = ("gpt-oss-20b", "gemma-3-27b", "deepseek-v2-lite", "glm-4.7-flash", "qwen3-30b-a3b", "qwen3-8b")
 LEAK_BYTES = 256 << 20
 
 
