@@ -39,6 +39,7 @@ NATIVE_TEXT: dict[str, TextModel] = {
     "exaone4": TextModel("exaone4", "Exaone4ForCausalLM"),
     "deepseek_v3": TextModel("deepseek_v3", "DeepseekV3ForCausalLM"),
     "cohere2": TextModel("cohere2", "Cohere2ForCausalLM", changes={"logit_scale": 1.0}),
+    "llama4_text": TextModel("llama4_text", "Llama4ForCausalLM"),
     "qwen2_vl_text": TextModel("qwen2", "Qwen2ForCausalLM", "runs"),
     "qwen2_5_vl_text": TextModel("qwen2", "Qwen2ForCausalLM", "runs"),
     "qwen2_5_omni_text": TextModel("qwen2", "Qwen2ForCausalLM", "runs"),

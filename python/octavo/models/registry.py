@@ -103,16 +103,17 @@ def _with_images(
     """An image-text model whose text model is native, else None."""
     from octavo.models.native_text import native_text  # these import Transformers: seconds
     from octavo.models.transformers_build import build_on_meta
-    from octavo.models.vision_language import VisionLanguage, has_plain_text
+    from octavo.models.vision_language import TextPlace, VisionLanguage
 
     text = native_text(config.raw)
     if text is None:
         return None
     causal = build_on_meta(config, dtype)
-    if not has_plain_text(causal, text):
+    place = TextPlace.find(causal, text)
+    if place is None:
         return None
     decoder = _native(text, dtype=dtype, device=device, max_length=max_length, decode_kernels=decode_kernels)
-    return VisionLanguage(config, causal, decoder, dtype=dtype, device=device)
+    return VisionLanguage(config, causal, place, decoder, dtype=dtype, device=device)
 
 
 def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> CausalLM:

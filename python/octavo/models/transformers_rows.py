@@ -61,6 +61,7 @@ class TransformersRows(nn.Module):
         self.vocab_size = config.vocab_size
         self.attention_specs = [TOKEN_IDS]
         causal = build_on_meta(config, dtype)
+        _check_reads_text(causal, config.architecture)
         frozen = freeze_rope(causal, max_length)
         if device.type != "meta":
             materialize(causal, device, frozen)
@@ -86,7 +87,10 @@ class TransformersRows(nn.Module):
         tokens, continue by single ones, or begin anew each time. ModelError for a model that looks ahead."""
         token_id_p = torch.arange(TRIAL_TOKENS, dtype=torch.int32) % self.vocab_size
         state_name, self.state_name = self.state_name, None
-        whole_pv = self._advance(State(), token_id_p)
+        try:
+            whole_pv = self._advance(State(), token_id_p)
+        except Exception as error:  # foreign code, any error means the same
+            raise ModelError(f"{self.architecture} can't read a prompt of text alone: {error}") from error
         if not _agree(self._advance(State(), token_id_p[: TRIAL_CUTS[0]]), whole_pv):
             raise ModelError(f"{self.architecture} attends to later tokens (is_decoder is false in config.json?)")
         if state_name is None:
@@ -154,6 +158,22 @@ class TransformersRows(nn.Module):
         total = sum(len(state.token_id_p) for state in self.states.values())
         while total > max_tokens and len(self.states) > 1:
             total -= len(self.states.popitem(last=False)[1].token_id_p)
+
+
+def _check_reads_text(causal: Any, architecture: str) -> None:
+    """ModelError for a class on the meta device that wants images (or sound) with every prompt: arguments without a
+    default, or a complaint about values. Other errors may be the meta device's; they show when weights are there."""
+    parameters = inspect.signature(causal.forward).parameters.values()
+    missing = [x.name for x in parameters if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD]
+    missing = [name for name in missing if name != "input_ids"]
+    if missing:
+        raise ModelError(f"{architecture} can't read a prompt of text alone: it needs {', '.join(missing)}")
+    try:
+        causal(input_ids=torch.zeros((1, 2), dtype=torch.int64, device="meta"))
+    except ValueError as error:
+        raise ModelError(f"{architecture} can't read a prompt of text alone: {error}") from error
+    except Exception as error:  # foreign code on tensors without values
+        logger.debug("%s on the meta device: %s", architecture, error)
 
 
 def _agree(found_pv: Tensor, whole_pv: Tensor) -> bool:

@@ -7,6 +7,7 @@ projector) gets its memory and weights here. Not here: text models that are no n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,24 +26,51 @@ TEXT_MODELS = ("language_model", "text_model")
 """Where classes keep their text model."""
 
 
-def has_plain_text(causal: Any, text: NormalConfig) -> bool:
-    """The class is a text model with nothing but a linear head behind it, and images beside it; both count positions in
-    as many dimensions."""
-    base = getattr(causal, "model", None)
-    if base is None or not _text_name(base) or type(getattr(causal, "lm_head", None)) is not nn.Linear:
-        return False
-    return hasattr(base, "get_rope_index") == bool(text.rope.axes)
+@dataclass(frozen=True, slots=True)
+class TextPlace:
+    """Where a class keeps its text model, which nothing but a linear head follows."""
+
+    base: Any
+    """The module that has it beside what reads images."""
+    base_path: str
+    """Its place in the class, with a dot behind it."""
+    name: str
+    """The text model's, in the base."""
+    renamed: dict[str, str]
+    """Beginnings of the text model's tensors in the class -> in the text model alone."""
+
+    @classmethod
+    def find(cls, causal: Any, text: NormalConfig) -> TextPlace | None:
+        """None for a class of another form, or one that counts positions in other dimensions than the text model."""
+        base = getattr(causal, "model", None)
+        place: TextPlace | None = None
+        for name in TEXT_MODELS:
+            inner, whole = getattr(base, name, None), getattr(causal, name, None)
+            if isinstance(inner, nn.Module) and _is_linear(causal):
+                place = cls(base, "model.", name, {f"model.{name}.": "model.", "lm_head.": "lm_head."})
+            elif _is_linear(whole) and isinstance(getattr(whole, "model", None), nn.Module):
+                place = cls(causal, "", name, {f"{name}.": ""})
+        if place is None or hasattr(place.base, "get_rope_index") != bool(text.rope.axes):
+            return None
+        return place
 
 
-def _text_name(base: Any) -> str:
-    return next((name for name in TEXT_MODELS if isinstance(getattr(base, name, None), nn.Module)), "")
+def _is_linear(causal: Any) -> bool:
+    return type(getattr(causal, "lm_head", None)) is nn.Linear
 
 
 class VisionLanguage(nn.Module):
     """See `models.base.CausalLM`; `text` runs the steps. `causal`: the Transformers class on the meta device."""
 
     def __init__(
-        self, config: NormalConfig, causal: Any, text: Decoder, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: NormalConfig,
+        causal: Any,
+        place: TextPlace,
+        text: Decoder,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.text = text
@@ -52,15 +80,14 @@ class VisionLanguage(nn.Module):
         self.attention_specs = text.attention_specs
         self._names = CheckpointNames(causal)
         self._quantization = config.quantization
-        base: Any = causal.model
-        self._text_name = _text_name(base)
-        setattr(base, self._text_name, nn.Identity())
+        self._place = place
+        setattr(place.base, place.name, nn.Identity())
         causal.lm_head = nn.Identity()
         causal.tie_weights = lambda *args, **options: None  # what was tied is the decoder's
         if device.type != "meta":
             materialize(causal, device, [])
-        self.vision = base
-        self.images: ImageEncoder | None = image_encoder(base, config, dtype, ())
+        self.vision = place.base
+        self.images: ImageEncoder | None = image_encoder(place.base, config, dtype, ())
 
     def set_attention_backend(self, backend: AttentionBackend) -> None:
         """Before the first step."""
@@ -78,17 +105,15 @@ class VisionLanguage(nn.Module):
         """See `CausalLM.load_weights`. What is not the text model's is held until that is filled."""
         held: list[tuple[str, Tensor]] = []
         self.text.load_weights(self._text_tensors(tensors, held))
-        load_strict(self.vision.state_dict(keep_vars=True, prefix="model."), {}, held)
+        load_strict(self.vision.state_dict(keep_vars=True, prefix=self._place.base_path), {}, held)
 
     def _text_tensors(
         self, tensors: Iterable[tuple[str, Tensor]], others: list[tuple[str, Tensor]]
     ) -> Iterator[tuple[str, Tensor]]:
         """The text model's tensors, under the names that it has alone."""
-        prefix = f"model.{self._text_name}."
         for name, tensor in self._names.convert(as_kept(tensors, {}, self._quantization)):
-            if name.startswith(prefix):
-                yield f"model.{name.removeprefix(prefix)}", tensor
-            elif name.startswith("lm_head."):
-                yield name, tensor
-            else:
+            old = next((old for old in self._place.renamed if name.startswith(old)), None)
+            if old is None:
                 others.append((name, tensor))
+            else:
+                yield self._place.renamed[old] + name.removeprefix(old), tensor

@@ -58,6 +58,8 @@ MROPE_TYPES = (
 )
 
 CHANGES: dict[str, dict[str, Any]] = {
+    "apertus1p5": {"image_token_id": 4, "audio_token_id": 5, "image_token_offset": 10, "audio_token_offset": 26},
+    "apertus1p5_vision_tokenizer": {"codebook_size": 16, "embed_dim": 16, "latent_channels": 32, "base_channels": 32},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "mamba_n_groups": 1},
     "blt": {"max_position_embeddings": 256},
     "codegen": {"rotary_dim": 8},
@@ -71,6 +73,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "diffusion_gemma_text": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 64},
+    "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64},
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
     "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "dots3_note_text": {"per_layer_config": {}, "swa_head_dim": 40, "head_dim": 40},
@@ -115,14 +120,47 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2, "state_size": 16, "n_groups": 1},
     "nemotron": {"num_key_value_heads": 2},
+    "deepseek_ocr2_text": {
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "emu3": {"vocabulary_map": {"<image>": 4}},
+    "emu3_vqgan": {"base_channels": 32, "codebook_size": 64},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [96, 64],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]},
+    },
+    "florence_vision": {"embed_dim": [16, 32, 32, 64], "num_heads": [2, 2, 4, 4], "num_groups": [2, 2, 4, 4]},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2", "spatial_target_layers": [1]},
+    "hunyuan_vl_text": {"rope_parameters": MROPE | {"mrope_section": [2, 2, 2, 2]}},
+    "janus_vqgan": {"base_channels": 32, "latent_channels": 32},
+    "janus_vision_model": {"projection_dim": 64},
     "reformer": {"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"] * 2},
     "rwkv": {"attention_hidden_size": 64},
     "xlnet": {"d_head": 16},
     "xlstm": {"num_heads": 4, "embedding_dim": 64, "num_blocks": 2, "qk_dim_factor": 0.5, "v_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "chameleon": {"vocabulary_map": {"<image>": 4}},
-    "mistral4": {"head_dim": 40},
+    "mistral4": {"head_dim": 32, "qk_head_dim": 32, "qk_nope_head_dim": 16},
+    "molmo2_adapter": {"vision_feature_layer": [3, 2]},
+    "muse_spark_audio": {"hidden_sizes": [16, 32, 32, 64], "depths": [1, 1, 1, 1]},
+    "muse_spark": {"projector_hidden_size": 64},
+    "muse_spark_text": {"moe_hidden_size": 64},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+        "hc_lowrank": 16,
+        "output_gate_type": "sigmoid",
+    },
+    "step3p5": {"sliding_window": 12},
+    "unlimited_ocr_text": {"num_key_value_heads": 4},
+    "wavtokenizer_encoder": {"hidden_size": 64, "codebook_dim": 64, "codebook_size": 16},
     **{name: {"rope_parameters": MROPE} for name in MROPE_TYPES},
     "glm4v_moe_text": {"rope_parameters": MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
     "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 4, "n_mamba_heads": 2},
@@ -170,6 +208,8 @@ def shrink(raw: dict[str, Any]) -> dict[str, Any]:
         for name in ("vision_feature_layer", "deepstack_visual_indexes"):
             if isinstance(raw.get(name), list):
                 small[name] = [min(abs(i), depth - 1) for i in raw[name]]
+    if "per_layer_config" in raw:
+        small["per_layer_config"] = {}
     if "head_dim" in raw and raw["head_dim"] is None:
         small["head_dim"] = 16
     if "kv_lora_rank" in raw and small.get("num_key_value_heads") is not None:
