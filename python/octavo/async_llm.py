@@ -236,7 +236,8 @@ class AsyncLLM:
         if not found:
             return token_ids, NO_MEDIA
         if self.images is None:
-            raise RequestError("this model takes no images", "multi_modal_data")
+            assert self.facts is not None, "a prompt was encoded"
+            raise RequestError(self.facts.image_refusal, "multi_modal_data")
         self.images.limits.check_count(len(found), "multi_modal_data")
         _, images = await self.images.process_async(found)
         return self.images.place(token_ids, images)

@@ -35,7 +35,7 @@ from octavo.engine.request import RequestFactory, recommended_params
 from octavo.engine.router import FrameRouter
 from octavo.errors import ConfigError, EngineDeadError, RequestError
 from octavo.multimodal.inputs import ImageInputs
-from octavo.multimodal.parts import Found, has_images
+from octavo.multimodal.parts import Found, first_image, has_images
 from octavo.pooling import work
 from octavo.pooling.inputs import InputEncoder
 from octavo.pooling.remote import check_pools
@@ -161,7 +161,7 @@ class LLM:
         if not images:
             return EncodedPrompt(text, token_ids)
         if self._images is None:
-            raise RequestError("this model takes no images", "multi_modal_data")
+            raise RequestError(self.facts.image_refusal, "multi_modal_data")
         self._images.limits.check_count(len(images), "multi_modal_data")
         return EncodedPrompt(text, *self._images.place(token_ids, self._images.process(images)))
 
@@ -190,9 +190,11 @@ class LLM:
             encoder = make_encoder(self.facts, self.tokenizer, chat_template)
 
         def encode(conversation: Conversation) -> EncodedPrompt:
-            if self._images is None or not has_images(conversation):
+            if not has_images(conversation):
                 token_ids = encoder.encode_chat(conversation, **template_options)
                 return EncodedPrompt(None if self.tokenizer is None else self.tokenizer.decode(token_ids), token_ids)
+            if self._images is None:
+                raise RequestError(f"{first_image(conversation)}: {self.facts.image_refusal}", "messages")
             messages, found = self._images.take(conversation)
             placeholder, images = self._images.placeholder(), self._images.process(found)
             token_ids = encoder.encode_chat(messages, image_placeholder=placeholder, **template_options)

@@ -160,6 +160,14 @@ class ModelFacts:
     """None for a model that generates."""
     images: ImageFacts | None = None
     """None for a model that takes no images."""
+    no_images: str = ""
+    """Why an image-text model takes no images."""
+
+    @property
+    def image_refusal(self) -> str:
+        """What to say of images to a model that takes none."""
+        reason = f" ({self.no_images})" if self.no_images else ""
+        return f"this model reads text only, not images{reason}"
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

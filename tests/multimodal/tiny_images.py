@@ -401,7 +401,11 @@ CASES: dict[str, Case] = {
 
 def saved(name: str, folder: Path) -> tuple[Any, Any]:
     """(reference model, processor) of a case, written into the folder."""
-    case = CASES[name]
+    return saved_case(CASES[name], folder)
+
+
+def saved_case(case: Case, folder: Path) -> tuple[Any, Any]:
+    """As `saved`, of any case."""
     tokenizer = make_tokenizer(case)
     config, images, options = case.make(tokenizer)
     torch.manual_seed(0)

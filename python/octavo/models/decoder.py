@@ -219,9 +219,7 @@ class Decoder(nn.Module):
         """See `CausalLM.forward`."""
         if self.decode_kernels is not None and ctx.media is None and self.decode_kernels.accepts(ctx):
             return self.decode_kernels.forward(token_id_t, ctx)
-        hidden_tm: Tensor = self.embed(token_id_t)
-        if self.embedding_scale != 1.0:
-            hidden_tm = hidden_tm * self.embedding_scale
+        hidden_tm = self.embedded(token_id_t)
         if ctx.media is not None:
             hidden_tm = ctx.media.embedded(hidden_tm)
         residual_tm: Tensor | None = None
@@ -234,6 +232,11 @@ class Decoder(nn.Module):
         assert residual_tm is not None
         normed_tm, _ = self.norm.add_norm(hidden_tm, residual_tm)
         return normed_tm
+
+    def embedded(self, token_id_t: Tensor) -> Tensor:
+        """What the first block reads of tokens [t, m]."""
+        hidden_tm: Tensor = self.embed(token_id_t)
+        return hidden_tm if self.embedding_scale == 1.0 else hidden_tm * self.embedding_scale
 
     def logits(self, hidden_sm: Tensor) -> Tensor:
         """See `CausalLM.logits`."""

@@ -10,44 +10,59 @@ Shape suffixes: i tokens that stand for an image, p positions of a prompt, m mod
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from octavo.attention.media import MediaInput
+from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.image_families import IMAGE_FAMILIES
+from octavo.models.image_trial import compare, record
 
 
 class ImageEncoder:
-    """Runs what of a Transformers image-text model is not its text model. The module belongs to somebody else.
+    """Runs what of a Transformers image-text model is not its text model. The module belongs to somebody else; it has
+    its text model, whose embeddings of tokens are `embed`, at `text_name`.
 
     Attributes:
+        is_known: The family was compared with Transformers; others are tried out first (`try_out`).
         token_id: The token that stands for one output of the encoder.
         is_whole: An image's tokens attend to each other in both directions.
         numbers_positions: Rotations go by time, height and width.
     """
 
-    def __init__(self, base: Any, raw: Mapping[str, Any], dtype: torch.dtype) -> None:
+    def __init__(
+        self, base: Any, text_name: str, embed: Callable[[Tensor], Tensor], raw: Mapping[str, Any], dtype: torch.dtype
+    ) -> None:
         self._base = base
+        self._text_name = text_name
+        self._embed = embed
         self._dtype = dtype
         self._names = inspect.signature(self._base.get_image_features).parameters
         self.token_id = int(self._base.config.image_token_id)
-        self.is_whole = IMAGE_FAMILIES[raw["model_type"]]
+        self.is_known = raw["model_type"] in IMAGE_FAMILIES
+        self.is_whole = IMAGE_FAMILIES.get(raw["model_type"], False)
         self.numbers_positions = hasattr(base, "get_rope_index")
 
     @torch.inference_mode()
     def encode(self, tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
         """One image's embeddings [i, m]. Deep features (Qwen3-VL), if there are any, follow: [i, m * (1 + layers)]."""
-        options = {name: self._placed(x, device) for name, x in tensors.items() if name in self._names}
-        output = self._base.get_image_features(**options)
+        output = self._base.get_image_features(**self._taken(tensors, self._names, device))
         parts = [_joined(output.pooler_output)]
         parts += [_joined(layer) for layer in getattr(output, "deepstack_features", None) or ()]
         return torch.cat(parts, dim=-1).to(self._dtype)
 
-    def _placed(self, tensor: Tensor, device: torch.device) -> Tensor:
-        return tensor.to(device, self._dtype if tensor.is_floating_point() else tensor.dtype)
+    def _taken(self, tensors: Mapping[str, Tensor], names: Collection[str], device: torch.device) -> dict[str, Tensor]:
+        """Those that a function takes, as the model has them."""
+        return {
+            name: x.to(device, self._dtype if x.is_floating_point() else x.dtype)
+            for name, x in tensors.items()
+            if name in names
+        }
 
     def positions(
         self, token_id_p: Tensor, is_image_p: Tensor, images: Sequence[Mapping[str, Tensor]]
@@ -60,18 +75,66 @@ class ImageEncoder:
         )
         return position_31p[:, 0], int(shift)
 
+    @torch.inference_mode()
+    def try_out(
+        self,
+        token_ids: Sequence[int],
+        inputs: Mapping[str, Tensor],
+        images: Sequence[tuple[int, int, Mapping[str, Tensor]]],
+        device: torch.device,
+    ) -> None:
+        """Read a prompt with images (start, length, tensors each), of which the processor made `inputs` as a whole, as
+        the class does and as Octavo does. ModelError says why that is not the same."""
+        token_id_t = torch.tensor(token_ids, device=device)
+        media, is_image_t = MediaInput(), np.zeros(len(token_ids), dtype=bool)
+        try:
+            for start, length, tensors in images:
+                place_i = start + np.flatnonzero(np.asarray(token_ids[start : start + length]) == self.token_id)
+                feature_im = self.encode(tensors, device)
+                if not len(place_i) or len(place_i) != len(feature_im):
+                    raise ModelError(f"it makes {len(feature_im)} embeddings for {len(place_i)} image tokens")
+                is_image_t[place_i] = True
+                media.add_features(place_i, feature_im)
+            position_3t: Tensor | None = None
+            if self.numbers_positions:
+                tensors_of = [tensors for _, _, tensors in images]
+                position_3t, _ = self.positions(token_id_t.cpu(), torch.from_numpy(is_image_t), tensors_of)
+            taken = self._taken(inputs, inspect.signature(self._base.forward).parameters, device)
+            given = record(self._base, self._text_name, self._embed, token_id_t, taken)
+            embedded_tm = media.finish(device).embedded(self._embed(token_id_t))
+            problem = compare(given, media, embedded_tm, position_3t, TRIAL_TOLERANCE[self._dtype])
+        except ModelError:
+            raise
+        except Exception as error:  # foreign code, any error means the same
+            raise ModelError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        if problem:
+            raise ModelError(problem)
+
+
+TEXT_MODELS = ("language_model", "text_model")
+"""Where classes keep their text model."""
+
+TRIAL_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+
 
 def image_encoder(
-    base: Any, config: NormalConfig, dtype: torch.dtype, attentions: Collection[nn.Module]
+    base: Any,
+    config: NormalConfig,
+    dtype: torch.dtype,
+    text_name: str,
+    embed: Callable[[Tensor], Tensor],
+    attentions: Collection[nn.Module] = (),
 ) -> ImageEncoder | None:
-    """Of the model under a Transformers class's head, whose decoder has these attention modules; None where images are
-    not taken."""
-    if config.raw.get("model_type") not in IMAGE_FAMILIES or not hasattr(base, "get_image_features"):
+    """Of the model under a Transformers class's head, whose decoder has these attention modules; None where nothing
+    tells how it reads images."""
+    if not text_name or not hasattr(base, "get_image_features"):
+        return None
+    if not isinstance(getattr(base.config, "image_token_id", None), int):
         return None
     for part in base.children():
         if not any(module in attentions for module in part.modules()):
             _attend_by_itself(part)
-    return ImageEncoder(base, config.raw, dtype)
+    return ImageEncoder(base, text_name, embed, config.raw, dtype)
 
 
 def _attend_by_itself(part: nn.Module) -> None:

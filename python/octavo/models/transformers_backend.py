@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.models.config import NormalConfig
-from octavo.models.images import image_encoder
+from octavo.models.images import TEXT_MODELS, image_encoder
 from octavo.models.transformers_build import build_on_meta
 from octavo.models.transformers_memory import freeze_rope, materialize
 from octavo.models.transformers_probe import ATTENTION, handled_by, probe, register_attention
@@ -86,7 +86,8 @@ class TransformersModel(nn.Module):
         self.checkpoint = Checkpoint(causal, config.quantization)
         self.decoder: Any = causal.get_submodule(found.decoder)
         self.__dict__["embedding"] = causal.get_input_embeddings()  # the decoder's own: its weights are counted once
-        self.images = image_encoder(self.decoder, config, dtype, self.specs)
+        text_name = next((name for name in TEXT_MODELS if hasattr(self.decoder, name)), "")
+        self.images = image_encoder(self.decoder, config, dtype, text_name, self.embedding, self.specs)
         self.given = GivenHidden(found.output_class, self.decoder)
         causal.set_submodule(found.decoder, self.given)
         self.head = causal

@@ -17,13 +17,10 @@ from octavo.attention.base import AttentionBackend, ForwardContext
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.models.config import NormalConfig
 from octavo.models.decoder import Decoder
-from octavo.models.images import ImageEncoder, image_encoder
+from octavo.models.images import TEXT_MODELS, ImageEncoder, image_encoder
 from octavo.models.transformers_memory import materialize
 from octavo.models.transformers_names import CheckpointNames
 from octavo.models.weights import load_strict
-
-TEXT_MODELS = ("language_model", "text_model")
-"""Where classes keep their text model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class VisionLanguage(nn.Module):
         if device.type != "meta":
             materialize(causal, device, [])
         self.vision = place.base
-        self.images: ImageEncoder | None = image_encoder(place.base, config, dtype, ())
+        self.images: ImageEncoder | None = image_encoder(place.base, config, dtype, place.name, text.embedded)
 
     def set_attention_backend(self, backend: AttentionBackend) -> None:
         """Before the first step."""

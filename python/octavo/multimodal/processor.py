@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ from octavo.multimodal.sources import FileImage, ImageSource
 TEXT_FIELDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 TRIAL_SIZE = (64, 48)
+TRIAL_SIZES = ((64, 48), (90, 120))
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the processor makes of a prompt with pictures."""
+
+    token_ids: list[int]
+    inputs: dict[str, Tensor]
+    """All else that it makes of the prompt as a whole."""
+    images: list[tuple[int, int, dict[str, Tensor]]]
+    """(first token, tokens, what it makes of the picture alone) of each."""
 
 
 class ImageProcessor:
@@ -59,6 +72,24 @@ class ImageProcessor:
                 else:
                     return placeholder
         raise ModelError(f"{type(self._processor).__name__} can't be used for images: {problem[:300]}")
+
+    def trial(self) -> Trial:
+        """A prompt with two pictures. ModelError: they are not expanded in their places like pictures alone."""
+        pictures = [Image.effect_noise(size, 80.0).convert("RGB") for size in TRIAL_SIZES]
+        texts = [f"{before}{self.placeholder}" for before in ("Look ", " and ")]
+        try:
+            found = self._processor(text=["".join(texts) + "."], images=pictures, return_tensors="pt")
+            alone = [self._run(picture, self.placeholder) for picture in pictures]
+        except Exception as error:  # foreign code, any error means the same
+            raise ModelError(f"its processor fails: {str(error)[:200]}") from error
+        token_ids, images, at = found["input_ids"][0].tolist(), [], 0
+        for expanded, tensors in alone:
+            start = _find(token_ids, expanded, at)
+            if start < 0:
+                raise ModelError("its processor expands pictures in another way when there are several")
+            images.append((start, len(expanded), tensors))
+            at = start + len(expanded)
+        return Trial(token_ids, {name: torch.as_tensor(x) for name, x in found.items() if name != "input_ids"}, images)
 
     def process(self, source: ImageSource) -> ProcessedImage:
         """RequestError for an image that can't be decoded, or that the processor refuses."""
@@ -92,6 +123,12 @@ class ImageProcessor:
         self._num_kept_bytes += len(done.data)
         while self._num_kept_bytes > MAX_KEPT_BYTES:
             self._num_kept_bytes -= len(self._kept.popitem(last=False)[1].data)
+
+
+def _find(token_ids: list[int], part: list[int], start: int) -> int:
+    """Where `part` begins, from `start` on; -1: nowhere."""
+    places = range(start, len(token_ids) - len(part) + 1)
+    return next((i for i in places if token_ids[i : i + len(part)] == part), -1)
 
 
 def _key(source: ImageSource) -> bytes:

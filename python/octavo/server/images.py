@@ -46,7 +46,7 @@ async def extract(context: ServerContext, messages: Messages, *, size_bytes: int
     inputs = context.llm.images
     if inputs is None:
         where = first_image(messages)
-        raise RequestError(f"{where}: this model reads text only, not images", f"{where}.type", "unsupported")
+        raise RequestError(f"{where}: {context.facts.image_refusal}", f"{where}.type", "unsupported")
     rest, found = await context.run_text(inputs.take, messages, size_bytes=size_bytes)
     placeholder, images = await inputs.process_async(found)
     return TurnImages(rest, inputs, placeholder, images)

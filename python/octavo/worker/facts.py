@@ -15,8 +15,6 @@ from octavo.worker.resolve import limits_of
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of generation_config.json that become the defaults of requests."""
 
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-
 
 def model_facts(
     config: EngineConfig,
@@ -27,6 +25,7 @@ def model_facts(
     generation_config: Mapping[str, Any],
     tokenizer_path: Path | None,
     images: ImageFacts | None = None,
+    no_images: str = "",
     layout: CacheLayout | None = None,
 ) -> ModelFacts:
     """Facts of a resolved config's engine; without `layout`, all layers keep all."""
@@ -46,13 +45,9 @@ def model_facts(
         tokenizer_path=None if tokenizer_path is None else str(tokenizer_path),
         default_sampling_params=_recommended(generation_config),
         images=images,
+        no_images=no_images,
         cache_groups=tuple((keep.kind, keep.size) for keep in (layout or one_group(1)).keeps),
     )
-
-
-def has_processor(folder: Path) -> bool:
-    """A checkpoint's folder says how images become tensors."""
-    return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
 def _recommended(generation_config: Mapping[str, Any]) -> dict[str, float]:

@@ -21,12 +21,13 @@ from octavo.attention.media import MediaInput
 from octavo.attention.whole import WholeImageAttention
 from octavo.config import EngineConfig
 from octavo.models.loader import load_model
-from octavo.protocol import ImageFacts, Progress
+from octavo.protocol import Progress
 from octavo.sampling.sampler import SamplePlan, Sampler
 from octavo.worker.batch import OutputArenas, StepArenas
-from octavo.worker.facts import has_processor, model_facts
+from octavo.worker.facts import model_facts
 from octavo.worker.fixed_rows import FixedRows
 from octavo.worker.graphs import PATIENCE, DecodeGraphs
+from octavo.worker.image_facts import image_facts
 from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.media import StepMedia
@@ -76,16 +77,10 @@ class TorchRunner:
             eos_token_ids=self.plan.model.eos_token_ids,
             generation_config=self.plan.source.generation_config,
             tokenizer_path=self.plan.source.tokenizer_path,
-            images=self._image_facts(),
+            images=self._image_facts,
+            no_images=self._no_images,
             layout=self.plan.layout,
         )
-
-    def _image_facts(self) -> ImageFacts | None:
-        """Where the processor is and what it must know; None for a model that takes no images."""
-        images, folder = self._model.images, self.plan.source.folder
-        if images is None or folder is None or not has_processor(folder):
-            return None
-        return ImageFacts(str(folder), images.is_whole)
 
     @torch.inference_mode()
     def _load(self) -> None:
@@ -110,8 +105,9 @@ class TorchRunner:
             progress=self._progress,
         )
         self._media: StepMedia | None = None
+        self._image_facts, self._no_images = image_facts(self._model, plan.source.folder, self.config.media, device)
         images = self._model.images
-        if images is not None:
+        if images is not None and self._image_facts is not None:
             cache_bytes = self.config.media.encoder_cache_bytes
             self._media = StepMedia(images, cache_bytes=cache_bytes, num_slots=limits.max_num_seqs, device=device)
             if images.is_whole:
