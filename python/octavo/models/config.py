@@ -98,7 +98,7 @@ class NormalConfig:
     """Base of the rotations of layers with a window, where it is given apart; their frequencies are plain."""
 
 
-RENAMED = frozenset({"exaone", "sarvam_mla"})
+RENAMED = frozenset({"exaone", "sarvam_mla", "sarvam_moe"})
 """Model types whose configs or checkpoints have names of their own, though they name a class that Octavo has."""
 
 DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}

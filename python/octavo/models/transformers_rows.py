@@ -34,6 +34,8 @@ TOKEN_IDS = AttentionSpec(layer=0, num_heads=1, num_kv_heads=1, head_dim=8, scal
 STATE_NAMES = ("past_key_values", "cache_params", "state")
 """Arguments of `forward`, and fields of its output, under which classes keep what they remember."""
 
+TEXT_ARGUMENTS = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "cache_position", *STATE_NAMES)
+
 TRIAL_TOKENS, TRIAL_CUTS = 24, (13, 14)
 """A loaded model is tried on so many tokens, cut before these."""
 
@@ -61,7 +63,7 @@ class TransformersRows(nn.Module):
         self.vocab_size = config.vocab_size
         self.attention_specs = [TOKEN_IDS]
         causal = build_on_meta(config, dtype)
-        _check_reads_text(causal, config.architecture)
+        _check_reads_text(config, dtype)
         frozen = freeze_rope(causal, max_length)
         if device.type != "meta":
             materialize(causal, device, frozen)
@@ -90,7 +92,8 @@ class TransformersRows(nn.Module):
         try:
             whole_pv = self._advance(State(), token_id_p)
         except Exception as error:  # foreign code, any error means the same
-            raise ModelError(f"{self.architecture} can't read a prompt of text alone: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ModelError(f"Transformers' {self.architecture} fails on a prompt of text alone: {reason}") from error
         if not _agree(self._advance(State(), token_id_p[: TRIAL_CUTS[0]]), whole_pv):
             raise ModelError(f"{self.architecture} attends to later tokens (is_decoder is false in config.json?)")
         if state_name is None:
@@ -160,19 +163,21 @@ class TransformersRows(nn.Module):
             total -= len(self.states.popitem(last=False)[1].token_id_p)
 
 
-def _check_reads_text(causal: Any, architecture: str) -> None:
-    """ModelError for a class on the meta device that wants images (or sound) with every prompt: arguments without a
-    default, or a complaint about values. Other errors may be the meta device's; they show when weights are there."""
-    parameters = inspect.signature(causal.forward).parameters.values()
+def _check_reads_text(config: NormalConfig, dtype: torch.dtype) -> None:
+    """ModelError for a class that wants images (or sound) with every prompt: it has other arguments without a default,
+    or complains of one. Other errors may be the meta device's; they show when weights are there."""
+    causal, architecture = build_on_meta(config, dtype), config.architecture
+    parameters = [x for name, x in inspect.signature(causal.forward).parameters.items() if name not in TEXT_ARGUMENTS]
     missing = [x.name for x in parameters if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD]
-    missing = [name for name in missing if name != "input_ids"]
     if missing:
         raise ModelError(f"{architecture} can't read a prompt of text alone: it needs {', '.join(missing)}")
+    if not any("pixel" in x.name or "image" in x.name for x in parameters):
+        return
     try:
         causal(input_ids=torch.zeros((1, 2), dtype=torch.int64, device="meta"))
-    except ValueError as error:
-        raise ModelError(f"{architecture} can't read a prompt of text alone: {error}") from error
     except Exception as error:  # foreign code on tensors without values
+        if isinstance(error, ValueError) and any(x.name in str(error) for x in parameters):
+            raise ModelError(f"{architecture} can't read a prompt of text alone: {error}") from error
         logger.debug("%s on the meta device: %s", architecture, error)
 
 
