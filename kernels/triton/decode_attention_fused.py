@@ -1,10 +1,11 @@
 """Paged attention of decode steps (one token a row) with what is around it: norm of q and k heads, rotation, KV write.
 
 A program takes one KV head of one row, and one of SPLITS shares of its blocks; grid (KV head, row, split). It reads the
-row's length on the device, so the grid is fixed and a captured step serves any lengths: shares are
-max(MIN_TILES, ceil(tiles / SPLITS)) blocks, programs without a share end at once, and a row that needs only one
-writes its output directly. Otherwise `reduce_kernel` joins the shares. The newest token's K and V come from the qkv
-product, not from the cache: the program with the row's last block writes them and adds them by hand.
+row's length on the device, so the grid is fixed and a captured step serves any lengths: a row has at most SPLITS equal
+shares, of about as many blocks at least as fill the device evenly (`least_share`); programs without a share end at
+once, and a row that needs only one writes its output directly. Otherwise `reduce_kernel` joins the shares. The newest
+token's K and V come from the qkv product, not from the cache: the program with the row's last block writes them and
+adds them by hand.
 
 PARTS > 0: `shared_attention.py` has run, and seen the blocks that rows share; those rows' shares are of the blocks
 after them, and the program with a row's first share begins with what was found.
@@ -47,6 +48,10 @@ SHORT_CONTEXT: Final = 256
 LONG_CONTEXT: Final = 4096
 """From here on rows may differ so much that even full grids split them."""
 LONG_SPLITS: Final = 4
+NUM_SHARES: Final = 4 * NUM_PROGRAMS
+"""Where rows differ: split long ones until the step has about so many shares."""
+MAX_COUNTED: Final = 256
+"""Rows that are looked at for that."""
 
 
 @triton.jit
@@ -56,15 +61,32 @@ def rotate(first, second, cos, sin):
 
 
 @triton.jit
-def share(
-    length, first, split, SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr
-):
+def least_share(
+    kv_len_r, num_rows, MIN_TILES: tl.constexpr, COUNTED: tl.constexpr, TARGET: tl.constexpr, WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Tiles of a share: MIN_TILES; if COUNTED (rows that are looked at) not more shares a KV head than TARGET."""
+    least = MIN_TILES
+    if COUNTED > 0:
+        r = tl.arange(0, COUNTED)
+        length_r = tl.load(kv_len_r + r, mask=r < num_rows, other=0)
+        if WINDOW > 0:
+            length_r = tl.minimum(length_r, WINDOW)
+        total = tl.sum((length_r + TILE - 1) // TILE, 0)
+        looked_at = tl.minimum(num_rows, COUNTED)
+        least = tl.maximum(MIN_TILES, tl.cdiv(total * num_rows, TARGET * looked_at))
+    return least
+
+
+@triton.jit
+def share(length, first, split, least, SPLITS: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr):
     """(first tile, end tile, end tile of the row, shares of the row) of a split of a row with `length` tokens, of which
-    those before tile `first` have been seen."""
+    those before tile `first` have been seen; `least` tiles are one share's, half as many more still are."""
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // TILE
     end = tl.cdiv(length, TILE)
-    size = tl.maximum(MIN_TILES, tl.cdiv(end - first, SPLITS))
+    count = tl.minimum(tl.maximum((2 * (end - first) + least) // (2 * least), 1), SPLITS)
+    size = tl.maximum(tl.cdiv(end - first, count), 1)
     low = first + split * size
     return low, tl.minimum(low + size, end), end, tl.cdiv(end - first, size)
 
@@ -96,6 +118,8 @@ def attention_kernel(
     value_offset,
     SPLITS: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    COUNTED: tl.constexpr,
+    TARGET: tl.constexpr,
     PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -117,7 +141,8 @@ def attention_kernel(
     first = 0
     if PARTS > 0:
         first = shared_tiles(shared_2, block_table_sb, slot, length, table_stride, TILE)
-    low, high, end, num_shares = share(length, first, split, SPLITS, MIN_TILES, WINDOW, TILE)
+    least = least_share(kv_len_r, tl.num_programs(1), MIN_TILES, COUNTED, TARGET, WINDOW, TILE)
+    low, high, end, num_shares = share(length, first, split, least, SPLITS, WINDOW, TILE)
     blocks = block_table_sb + slot.to(tl.int64) * table_stride
     block = tl.load(blocks + tl.minimum(low, end - 1))
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -210,6 +235,8 @@ def reduce_kernel(
     table_stride,
     SPLITS: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    COUNTED: tl.constexpr,
+    TARGET: tl.constexpr,
     PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -225,7 +252,8 @@ def reduce_kernel(
     first = 0
     if PARTS > 0:
         first = shared_tiles(shared_2, block_table_sb, tl.load(row_slot_r + row), length, table_stride, TILE)
-    _, _, _, num_shares = share(length, first, 0, SPLITS, MIN_TILES, WINDOW, TILE)
+    least = least_share(kv_len_r, tl.num_programs(0), MIN_TILES, COUNTED, TARGET, WINDOW, TILE)
+    _, _, _, num_shares = share(length, first, 0, least, SPLITS, WINDOW, TILE)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -343,9 +371,12 @@ def attend(
     splits = choose_splits(count, heads.num_kv_heads, rows.max_kv_len)
     seen = scratch.shared if rows.shared_2 is not None and not layer.window else None
     has_norm = layer.q_gain_d is not None and layer.k_gain_d is not None
+    is_full = count * heads.num_kv_heads >= NUM_PROGRAMS
     constants: dict[str, Any] = {
         "SPLITS": splits,
-        "MIN_TILES": 1 if count * heads.num_kv_heads < NUM_PROGRAMS else 4,
+        "MIN_TILES": 4 if is_full else 1,
+        "COUNTED": min(max(triton.next_power_of_2(count), 64), MAX_COUNTED) if is_full and splits > 1 else 0,
+        "TARGET": NUM_SHARES // heads.num_kv_heads,
         "PARTS": choose_parts(count, heads.group, heads.num_kv_heads) if seen is not None else 0,
         "WINDOW": layer.window,
         "KV_HEADS": heads.num_kv_heads,

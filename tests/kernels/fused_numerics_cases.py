@@ -145,6 +145,16 @@ def test_attention_in_more_and_fewer_shares_than_tiles(splits: int, rows: str, m
     check_attention(ROWS[rows], HEADS["gqa"])
 
 
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("num_shares", [2, 10, 1000])
+def test_attention_in_shares_for_a_full_device(num_shares: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a share is depends on all rows' lengths."""
+    monkeypatch.setattr(attention, "NUM_PROGRAMS", 1)
+    monkeypatch.setattr(attention, "NUM_SHARES", num_shares)
+    monkeypatch.setattr(attention, "choose_splits", lambda *_: 4)
+    check_attention(ROWS["long"], HEADS["gqa"], window=window)
+
+
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 1000])
 def test_attention_in_a_window(window: int) -> None:
     check_attention([1, 64, 65, 300, 130], HEADS["gqa"], window=window)

@@ -26,7 +26,7 @@ from octavo.attention.base import ForwardContext, make_backend
 from octavo.kernels.reference.decode_attention_fused import attend as reference_attend
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
 from octavo.kernels.triton import decode_attention_fused as attention
-from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend
+from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend, attention_kernel
 from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.skinny_linear import (
     ResidualStream,
@@ -488,6 +488,51 @@ def time_attention_alone(report: Report) -> None:
         report.say(f"alone {rows} x {context}: {shown}; usual {times['usual']:.1f}, bytes {floor_us:.1f} us")
 
 
+LONG = {
+    "64 x 4160": [4160] * 64,
+    "64 of 64 to 8k": [64 + (i * 7919) % 8128 for i in range(64)],
+    "16 x 4160": [4160] * 16,
+    "32 x 4160": [4160] * 32,
+    "128 x 2048": [2048] * 128,
+    "8 x 16k": [16384] * 8,
+}
+LONG_BOUND = 1 << 15
+"""Of a graph that rows of more than 4,096 tokens run in."""
+
+
+def time_long_attention(report: Report) -> None:
+    """How rows of long contexts are shared out, and stages and warps of that; 4 caches in turn."""
+    heads = HeadShape(LLAMA_8B.heads, LLAMA_8B.kv_heads, LLAMA_8B.head_dim)
+    num_shares = attention.NUM_SHARES
+    for name, lengths in LONG.items():
+        case = make_attention(lengths, heads, dtype=BF16, device="cuda")
+        rows = replace(case.rows, max_kv_len=LONG_BOUND)
+        caches = [case.kv_cache.clone() for _ in range(4)]
+        scratch = AttentionScratch.allocate(heads, len(lengths), DEVICE)
+        out = torch.zeros(len(lengths), heads.num_heads * heads.head_dim, device=DEVICE, dtype=BF16)
+        chains: dict[str, list[Launch]] = {}
+        for shares in (1, 256, 512, 1024, 1 << 20):  # 1: no row is split; the last: all are
+            attention.NUM_SHARES = shares * heads.num_kv_heads if shares == 1 else shares
+            usual = [k for c in caches for k in attention.attend(case.layer, case.qkv_ro, c, rows, scratch, out)]
+            for stages, warps in ((3, 4), (4, 4), (4, 2), (5, 4)):
+                chains[f"shares {shares} stages {stages} warps {warps}"] = [
+                    replace(k, num_stages=stages, num_warps=warps) if k.kernel is attention_kernel else k for k in usual
+                ]
+        attention.NUM_SHARES = num_shares
+        compile_together(launch for launches in chains.values() for launch in launches)
+        times = {}
+        for variant, launches in chains.items():
+            graph = capture(lambda: [launch.run() for launch in launches])  # noqa: B023
+            times[variant] = 1e3 * time_ms(graph, 3, 3) / 4
+        report.results.append({"long attention": name, "us": times})
+        shown = ", ".join(f"{k} {v:.1f}" for k, v in sorted(times.items(), key=lambda item: item[1])[:6])
+        floor_us = sum(lengths) * 2 * heads.num_kv_heads * heads.head_dim * 2 / READ_BYTES_PER_S * 1e6
+        worst = times["shares 1048576 stages 4 warps 4"]
+        report.say(f"long {name}: {shown}; all split {worst:.1f}, bytes {floor_us:.1f} us")
+        del chains, caches, case
+        torch.cuda.empty_cache()
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
     heads = f"{'fused ms':>9} {'plain ms':>9} {'floor ms':>9} {'of floor':>8}"
     print(f"{'model':14} {'rows':>4} {'context':>7} {'bound':>7} {heads}")
@@ -506,6 +551,7 @@ PARTS: dict[str, list[Part]] = {
     "timing": [time_models],
     "variants": [time_heads, time_attention_choices],
     "alone": [time_attention_alone],
+    "long": [time_long_attention],
 }
 
 
