@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.attention.base import AttentionBackend, ForwardContext, make_backend
 from octavo.models.base import CausalLM
+from octavo.worker.kv_cache import layer_dtype
 
 
 class PagedDriver:
@@ -35,7 +36,9 @@ class PagedDriver:
         random.Random(seed).shuffle(blocks)
         self.block_table_sb = torch.tensor(blocks, dtype=torch.int32, device=device).view(num_slots, per_slot)
         self.kv_cache = [
-            torch.full(spec.cache_shape(len(blocks) + 1, block_size), 7.0, dtype=dtype, device=device)
+            torch.full(
+                spec.cache_shape(len(blocks) + 1, block_size), 7.0, dtype=layer_dtype(spec, dtype), device=device
+            )
             for spec in model.attention_specs
         ]
         self.lengths = [0] * num_slots

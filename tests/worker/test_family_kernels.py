@@ -57,6 +57,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "llama4": {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "attention_chunk_size": 512},
     "ernie_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe"},
     "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
+    "qwen3_next": {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_experts": 16},
     "falcon": {
         "architectures": ["FalconForCausalLM"],
         "model_type": "falcon",
@@ -78,7 +79,7 @@ for name, order in orders.items():
     assert read is not None, name
     b.compile_for(read.capability)
     with torch.inference_mode():
-        steps = b.MetaSteps.make(read.config, read.normal, read.quantization)
+        steps = b.MetaSteps.make(read.config, read.normal, read.quantization, is_asked=False)
     needed, rest = b.rounds_of_jobs(read)
     found[name] = [steps.model.decode_kernels is not None, len(needed) + len(rest)]
 print(json.dumps(found))

@@ -23,12 +23,13 @@ from octavo.kernels.triton import handles
 from octavo.kernels.triton.target import build_driver, build_launcher, compile_for
 from octavo.models.base import CausalLM
 from octavo.models.config import NormalConfig, normalize_config
-from octavo.models.registry import build_model, is_native
+from octavo.models.registry import as_attended, build_model, is_native
 from octavo.sampling.sampler import Sampler
 from octavo.worker.batch import StepArrays
+from octavo.worker.cache_groups import layout_of
 from octavo.worker.device import DeviceFacts
-from octavo.worker.kv_cache import DTYPES
-from octavo.worker.memory import rows_at_a_time
+from octavo.worker.kv_cache import DTYPES, KvCache, allocate_kv_cache
+from octavo.worker.memory import rows_at_a_time, with_state_blocks
 from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization
 from octavo.worker.slots import Slots
 from octavo.worker.step_context import HeaderParts, step_context
@@ -86,15 +87,15 @@ class MetaSteps:
     model: CausalLM
     kernels: StepKernels
     slots: Slots
-    kv_cache: list[Tensor]
+    kv_cache: KvCache
     limits: Limits
     width: int
     dtype: torch.dtype
 
     @classmethod
-    def make(cls, config: EngineConfig, normal: NormalConfig, quantization: str) -> MetaSteps:
-        """For a resolved config."""
-        limits, dtype = limits_of(config), DTYPES[config.model.dtype]
+    def make(cls, config: EngineConfig, normal: NormalConfig, quantization: str, *, is_asked: bool) -> MetaSteps:
+        """For a resolved config; `is_asked`: see `with_state_blocks`."""
+        dtype = DTYPES[config.model.dtype]
         max_model_len = longest(config, normal)
         model = build_model(
             normal,
@@ -105,12 +106,19 @@ class MetaSteps:
             quantization=quantization,
             deterministic=config.execution.deterministic,
         )
+        attended = as_attended(normal, model.attention_specs)
+        if any(attended.state_sizes):
+            config = with_state_blocks(config, attended, is_asked=is_asked)
+        limits = limits_of(config)
         model.set_attention_backend(make_backend("triton", deterministic=config.execution.deterministic))
-        stored = DTYPES[kv_dtype(config)]
-        kv_cache = [
-            torch.empty(spec.cache_shape(2, limits.block_size), dtype=stored, device=META)
-            for spec in model.attention_specs
-        ]
+        kv_cache = allocate_kv_cache(
+            model.attention_specs,
+            layout_of(attended, max_model_len),
+            num_blocks=2,
+            block_size=limits.block_size,
+            dtype=DTYPES[kv_dtype(config)],
+            device=META,
+        )
         slots = Slots(limits.max_num_seqs, -(-max_model_len // limits.block_size), META)
         return cls(model, StepKernels("triton", limits.block_size), slots, kv_cache, limits, normal.hidden_size, dtype)
 
@@ -125,7 +133,7 @@ class MetaSteps:
         )
         tokens = self.kernels.prepare(arrays, self.slots)
         header = HeaderParts(ints(1), ints(2))
-        ctx = step_context(kind, arrays, tokens, self.slots, self.kv_cache, header, self.limits.block_size)
+        ctx = step_context(kind, arrays, tokens, self.slots, self.kv_cache.layers, header, self.limits.block_size)
         hidden_tm = self.model.forward(tokens.token_id_t, tokens.position_t, ctx)
         fixed = SampledInputs(
             torch.empty(kind.num_rows, self.width, dtype=self.dtype, device=META),
@@ -139,7 +147,7 @@ class MetaSteps:
     def update_tables(self) -> None:
         """What precedes a step: block table entries and copies."""
         copies = ints(1, 2)
-        self.kernels.apply_updates(self.slots, ints(1, 3), self.kv_cache, copies)
+        self.kernels.apply_updates(self.slots, ints(1, 3), self.kv_cache.lanes, copies)
 
 
 def few_layers(normal: NormalConfig) -> NormalConfig:
@@ -147,7 +155,8 @@ def few_layers(normal: NormalConfig) -> NormalConfig:
     experts = normal.experts
     sparse = (False,) * normal.num_layers if experts is None else experts.is_sparse
     chunks, rotates = normal.layer_chunks, normal.layer_rotates
-    kinds = zip(sparse, normal.layer_windows, chunks or sparse, rotates or sparse, strict=True)
+    names = normal.layer_kinds
+    kinds = zip(sparse, normal.layer_windows, chunks or sparse, rotates or sparse, names or sparse, strict=True)
     seen: Counter[tuple[object, ...]] = Counter()
     kept = []
     for layer, kind in enumerate(kinds):
@@ -160,6 +169,7 @@ def few_layers(normal: NormalConfig) -> NormalConfig:
         layer_windows=tuple(normal.layer_windows[layer] for layer in kept),
         layer_chunks=tuple(chunks[layer] for layer in kept if chunks),
         layer_rotates=tuple(rotates[layer] for layer in kept if rotates),
+        layer_kinds=tuple(names[layer] for layer in kept if names),
         experts=experts and replace(experts, is_sparse=tuple(sparse[layer] for layer in kept)),
     )
 
@@ -183,6 +193,8 @@ class Order:
     quantization: str
     device: DeviceFacts
     capability: tuple[int, int]
+    is_block_asked: bool
+    """The user named a block size."""
     limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -198,10 +210,18 @@ class Order:
         sections = {name: ENGINE_SECTIONS[name](**values) for name, values in message["config"].items()}
         device = DeviceFacts(**message["device"])
         normal = normalize_config(raw, {})
-        config = resolve_config(EngineConfig(**sections), device, normal.max_position_embeddings)
+        given = EngineConfig(**sections)
+        config = resolve_config(given, device, normal.max_position_embeddings)
         quantization = resolve_quantization(config.model.quantization, normal, device, is_native=True)
         major, minor = message["capability"]
-        return cls(config, normal, quantization if device.has_fp8 else "none", device, (major, minor))
+        return cls(
+            config,
+            normal,
+            quantization if device.has_fp8 else "none",
+            device,
+            (major, minor),
+            is_block_asked=given.cache.block_size is not None,
+        )
 
 
 @torch.inference_mode()
@@ -212,7 +232,9 @@ def rounds_of_jobs(order: Order) -> Iterator[list[Job]]:
     max_model_len, sizes = longest(order.config, order.normal), order.config.execution.cuda_graph_sizes
     collector = Collector()
     with handles.compiling(collector), QuickShapes():
-        steps = MetaSteps.make(order.config, few_layers(order.normal), order.quantization)
+        steps = MetaSteps.make(
+            order.config, few_layers(order.normal), order.quantization, is_asked=order.is_block_asked
+        )
         steps.update_tables()
         for kind in mixed_kinds(min(limits.max_num_seqs, limits.max_num_batched_tokens), max_model_len):
             steps.run(kind)
