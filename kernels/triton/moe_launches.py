@@ -31,6 +31,8 @@ from octavo.kernels.triton.skinny_table import bucket_for
 
 ROUTER_M: Final = 16
 TOP_K_ROWS: Final = 16
+TOP_K_LOGITS: Final = 4096
+"""Rows, and logits, of a program that chooses, at most."""
 CHUNK: Final = 1024
 """Pairs that the sort looks at in one go; more are counted by a kernel of their own first."""
 GROUP: Final = 8
@@ -102,14 +104,16 @@ def top_k_rows(experts: Experts, logit_me: Tensor, routing: Routing, num_rows: i
         "weight_mk": routing.weight_f,
         "num_rows": num_rows,
     }
+    padded = triton.next_power_of_2(experts.num_experts)
+    block_m = min(TOP_K_ROWS, TOP_K_LOGITS // padded)
     constants = {
         "EXPERTS": experts.num_experts,
-        "EXPERTS_P2": triton.next_power_of_2(experts.num_experts),
+        "EXPERTS_P2": padded,
         "TOP_K": experts.top_k,
         "RENORMALIZE": experts.renormalize,
-        "BLOCK_M": TOP_K_ROWS,
+        "BLOCK_M": block_m,
     }
-    return Launch(top_k_rows_kernel, (triton.cdiv(num_rows, TOP_K_ROWS),), args, constants, 4)
+    return Launch(top_k_rows_kernel, (triton.cdiv(num_rows, block_m),), args, constants, 4)
 
 
 def _top_k_warps(num_experts: int) -> int:

@@ -78,8 +78,10 @@ LEAST_EIGHT: Final = 32
 """The same of products in e4m3."""
 SQUARE: Final = 128
 """Side of the blocks of e4m3 weights whose scales the kernels apply."""
-MAX_EXPERTS: Final = 256
-"""What one program compares all with all of."""
+MAX_EXPERTS: Final = 512
+"""What one program sorts by."""
+MAX_COMPARED: Final = 256
+"""What one program compares all with all of (decode steps in fused kernels)."""
 
 
 def supports(width: int, inner: int, num_experts: int, top_k: int) -> bool:

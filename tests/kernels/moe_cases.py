@@ -36,10 +36,11 @@ SHAPES: dict[str, tuple[int, int, int, int, bool]] = {
     "many": (40, 8, 160, 16, False),
 }
 """Name -> (experts, top k, width, inner, renormalize)."""
+LAYERED_SHAPES = {**SHAPES, "more-than-compared": (300, 3, 32, 16, True)}
 
 
 def make_experts(shape: str, seed: int = 0) -> Experts:
-    num_experts, top_k, width, inner, renormalize = SHAPES[shape]
+    num_experts, top_k, width, inner, renormalize = LAYERED_SHAPES[shape]
     torch.manual_seed(seed)
 
     def matrix(*sizes: int) -> Tensor:
@@ -94,7 +95,7 @@ def expected_of(experts: Experts, x_mh: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 40])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", LAYERED_SHAPES)
 def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows: int) -> None:
     experts = make_experts(shape, rows)
     width = experts.width

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.attention.base import AttentionSpec
-from octavo.kernels.triton.moe_table import supports
+from octavo.kernels.triton.moe_table import MAX_COMPARED, supports
 from octavo.kernels.triton.skinny_table import BUCKETS, choose
 from octavo.kernels.triton.target import capability, has_dependent_launches, runs_kernels
 
@@ -84,7 +84,7 @@ def obstacle(shape: DecoderShape, device: DeviceTraits) -> str | None:
         products |= {"gate_up": (inner, hidden), "down": (hidden, inner)}
     if shape.experts is not None:
         count, chosen, inner = shape.experts
-        if not supports(hidden, inner, count, chosen):
+        if count > MAX_COMPARED or not supports(hidden, inner, count, chosen):
             return f"no kernel runs {count} experts of {hidden} x {inner}"
     kinds = (False, True) if shape.has_fp8 else (False,)
     for op, (n, k) in products.items():
