@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from octavo.kernels.reference.quantize_rows import GROUP
 from octavo.kernels.triton import moe_gemv, moe_table
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.moe_experts import ROUTER_K, DecodeBuffers, Experts, InnerRows, Routing
@@ -35,7 +36,7 @@ TOP_K_LOGITS: Final = 4096
 """Rows, and logits, of a program that chooses, at most."""
 CHUNK: Final = 1024
 """Pairs that the sort looks at in one go; more are counted by a kernel of their own first."""
-GROUP: Final = 8
+CHUNK_GROUP: Final = 8
 """Chunks that a program of the sort places."""
 COMBINE_N: Final = 512
 
@@ -147,9 +148,9 @@ def sort(
         "BLOCK_M": block_m,
         "CHUNK": CHUNK,
         "COUNTED": counts is not None,
-        "GROUP": GROUP,
+        "GROUP": CHUNK_GROUP,
     }
-    groups = 1 if counts is None else triton.cdiv(counts.shape[0], GROUP)
+    groups = 1 if counts is None else triton.cdiv(counts.shape[0], CHUNK_GROUP)
     return Launch(sort_kernel, (experts.num_experts, groups), args, constants, 4)
 
 
@@ -241,15 +242,19 @@ def combine(
     pair_fh: Tensor,
     num_rows: int,
     out_mh: Tensor | None,
-    following: tuple[ResidualStream, Tensor, int] | None,
+    following: tuple[ResidualStream, Tensor] | None,
+    *,
+    quantize: bool = False,
 ) -> Launch:
-    """Into `out_mh`, or onto (stream, gain of the next norm, bucket)."""
-    stream, gain_n, bucket = following or (None, pair_fh, 1)
+    """Into `out_mh`, or onto (stream, with the gain of the next norm); `quantize` leaves that norm's inputs in e4m3."""
+    stream, gain_n = following or (None, pair_fh)
+    gained_mn, scale_gm = (pair_fh, pair_fh) if stream is None else stream.gained_for(num_rows, quantize)
     args = {
         "y_fn": pair_fh,
         "out_mn": pair_fh if out_mh is None else out_mh,
         "residual_mn": pair_fh if stream is None else stream.residual_mn,
-        "gained_mn": pair_fh if stream is None else stream.gained_mn,
+        "gained_mn": gained_mn,
+        "scale_gm": scale_gm,
         "gain_n": gain_n,
         "squares_out": pair_fh if stream is None else stream.squares_f,
     }
@@ -258,7 +263,9 @@ def combine(
         "TOP_K": experts.top_k,
         "BLOCK_N": COMBINE_N,
         "RESIDUAL": stream is not None,
-        "BUCKET": bucket,
+        "QUANTIZE": quantize,
+        "GROUP": GROUP,
+        "BUCKET": 1 if stream is None else bucket_for(num_rows),
     }
     return Launch(combine_kernel, (triton.cdiv(experts.width, COMBINE_N), num_rows), args, constants, 4)
 

@@ -121,7 +121,7 @@ def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows
 def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_launches, "has_tma", lambda _: tma)
     monkeypatch.setattr(moe_launches, "CHUNK", 64)
-    monkeypatch.setattr(moe_launches, "GROUP", 2)
+    monkeypatch.setattr(moe_launches, "CHUNK_GROUP", 2)
     experts = make_experts(shape, rows)
     x_mh = torch.randn(rows, experts.width)
     out_mh = torch.full_like(x_mh, torch.nan)
