@@ -62,7 +62,8 @@ def step_launches(sizes: Sizes, rows: int, *, fp8: bool = False) -> list[Launch]
 
 @pytest.mark.parametrize("rows", BUCKETS)
 @pytest.mark.parametrize(
-    ("model", "fp8"), [*((model, False) for model in MODELS), ("llama-8b", True), ("qwen3-0.6b", True)]
+    ("model", "fp8"),
+    [*((model, False) for model in MODELS), ("llama-8b", True), ("qwen3-0.6b", True), ("qwen3-30b-a3b", True)],
 )
 def test_step_compiles_without_spills(model: str, fp8: bool, rows: int) -> None:
     launches = step_launches(MODELS[model], rows, fp8=fp8)

@@ -60,7 +60,12 @@ def make_weights(
             return GatedWeights(product(2 * sizes.inner, sizes.hidden), product(sizes.hidden, sizes.inner))
         gate_up = matrix(sizes.experts * 2 * sizes.inner, sizes.hidden).view(sizes.experts, -1, sizes.hidden)
         down = matrix(sizes.experts * sizes.hidden, sizes.inner).view(sizes.experts, -1, sizes.inner)
-        return ExpertWeights(matrix(sizes.experts, sizes.hidden), gate_up, down, top_k=8, renormalize=True)
+        router, scales = matrix(sizes.experts, sizes.hidden), (None, None)
+        if fp8:
+            (gate_up, first), (down, second) = (quantize_rows(w.flatten(0, 1)) for w in (gate_up, down))
+            gate_up, down = (n.view(sizes.experts, -1, n.shape[1]) for n in (gate_up, down))
+            scales = first.view(sizes.experts, -1), second.view(sizes.experts, -1)
+        return ExpertWeights(router, gate_up, down, 8, True, *scales)
 
     query, key = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     blocks = [

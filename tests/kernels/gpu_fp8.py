@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from octavo.kernels.triton.skinny_linear import (
     quantized,
     scaled_store,
 )
-from octavo.kernels.triton.skinny_table import FP8_TABLE, Config, Gemv, Ring, bucket_for
+from octavo.kernels.triton.skinny_table import FP8_TABLE, SHARED_BYTES, Config, Gemv, Ring, bucket_for
 from octavo.layers.fused.decode import FusedDecode
 from octavo.layers.quant.fp8 import Fp8Rows, rowwise, tensorwise
 from octavo.models.decoder import Decoder
@@ -93,7 +94,7 @@ def check_weights(report: Report) -> None:
         found, expected = quantize_weights(weight), reference_weights(weight)
         errors = [(dequantize_rows(*pair) - weight.float()).norm(dim=1) for pair in (found, expected)]
         report.check(f"error of weights {rows} x {width}", relative_error(*errors), 1e-3)
-        differ = (found[1] != expected[1]).float().mean().item()
+        differ = ((found[1] / expected[1] - 1).abs() > 1e-5).float().mean().item()
         report.check(f"scales of weights {rows} x {width} that differ", differ, 0.05)
 
 
@@ -411,37 +412,36 @@ def time_products(report: Report) -> list[str]:
 
 # --- configurations
 
+TUNED = {1: 1, 16: 8, 32: 32, 64: 64, 128: 128}
+"""Bucket -> rows."""
+
 
 def candidates(op: str, n: int, k: int, bucket: int) -> Iterator[Config]:
-    """Configurations worth a try."""
+    """Configurations worth a try: rings walk k by GROUP, and leave GROUP features to the next product. As many stages
+    as let one or two programs share a multiprocessor."""
     if bucket == 1:
         sizes = ((4, 1024, 4), (8, 512, 4), (8, 1024, 4), (16, 512, 8), (16, 512, 4), (2, 4096, 4), (4, 2048, 4))
         yield from (Gemv(*size) for size in (*sizes, (1, 4096, 2), (1, 4096, 4), (2, 2048, 4), (4, 4096, 8)))
         return
-    tiles = (
-        (64, 256, 4),
-        (64, 256, 3),
-        (64, 256, 5),
-        (64, 256, 2),
-        (64, 128, 6),
-        (64, 128, 4),
-        (128, 128, 4),
-        (128, 128, 3),
-    )
-    for block_n, block_k, stages in tiles:
-        for split_k in (1, 2, 4) if op in ("o", "down") else (1,):
-            for warps in (4, 8) if block_n == 128 else (4,):
-                yield Ring(bucket, block_n, block_k, split_k, stages, True, warps)
-    if bucket >= 64:
-        for block_n, block_k, stages in ((32, 256, 4), (32, 128, 6), (64, 128, 4), (128, 128, 3)):
-            yield Ring(bucket, block_n, block_k, 1, stages, False, 4)
+    widths = (64, 128, 32) if op == "qkv" else (GROUP,)
+    splits = (1, 2, 4, 8) if op in ("o", "down") else (1,)
+    for block_n in widths:
+        for swap, split_k in product((True, False), splits):
+            for warps in (4, 8):
+                across = block_n if swap else bucket
+                if across < 16 * warps or (swap and block_n < 64) or (not swap and bucket < 64):
+                    continue
+                one = Ring(bucket, block_n, GROUP, split_k, 1, swap, warps).shared_bytes(op, 1)
+                for programs in (1, 2):
+                    stages = min((SHARED_BYTES // programs - 2048) // one, 12, k // split_k // GROUP)
+                    yield Ring(bucket, block_n, GROUP, split_k, stages, swap, warps)
 
 
 @torch.inference_mode()
 def tune(report: Report) -> list[str]:
     """The best configuration of each product in a chain of 8 layers at context 190, one product after another."""
     lines = []
-    for bucket, rows in ((1, 1), (16, 8), (32, 32), (64, 64), (128, 128)):
+    for bucket, rows in TUNED.items():
         model = make_model(LLAMA_8B, 8)
         ctx = make_context(LLAMA_8B, [(1, 190)] * rows, 8, 256)
         token_id_t = tokens_of(LLAMA_8B, ctx)
@@ -485,7 +485,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", default="numerics,models,steps,products")
+    parser.add_argument("--tune-rows", default=",".join(map(str, TUNED.values())), help="what to tune for")
     options = parser.parse_args()
+    for bucket in [b for b, rows in TUNED.items() if str(rows) not in options.tune_rows.split(",")]:
+        del TUNED[bucket]
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     report = Report()
