@@ -192,8 +192,7 @@ def run_serve(rates: list[str], args: argparse.Namespace, deadline_s: float) -> 
     with tempfile.TemporaryDirectory(prefix="octavo-h200-") as folder:
         write_shape(SHAPES["llama"], Path(folder))
         with serve.Spawned([folder, "--load-format", "dummy", *flags], port, deadline_s - time.monotonic()) as server:
-            warm = ["--num-requests=96", "--input-len=1024", "--output-len=64", "--rate=24", "--seed=99"]
-            serve.measure(serve.parse_args([*common, *warm]), server)
+            serve.warm(serve.parse_args([*common, "--input-len=1024"]), server)
             for seed, rate in enumerate(rates):
                 number, per_second, seconds = RATES[rate]
                 if time.monotonic() + seconds > deadline_s:

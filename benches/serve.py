@@ -7,6 +7,11 @@ share a small machine. Examples:
     python benches/serve.py --url http://127.0.0.1:8000 --num-requests 200 --rate 4 --input-len 512 --output-len 128
     python benches/serve.py --shape llama-3.1-8b --spawn "--runner fake --fake-step-ms 12 --max-num-seqs 256" \\
         --num-requests 256 --input-len 16 --output-len 400
+    python benches/serve.py --shape llama-3.1-8b --spawn "" --warm --rate 10 --num-requests 200 --input-len 1024 \\
+        --timeline timeline.json      # where the time to each first token went (timeline.py)
+
+`--warm` lets the server be as other servers are when they say they are ready: it waits until the server is quiet
+(kernels built, CUDA graphs captured), sends a short load of the same kind, and waits again.
 """
 
 from __future__ import annotations
@@ -24,14 +29,19 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import timeline
 from offline import SHAPES, write_shape
 
 PERCENTILES = (50, 90, 95, 99)
+LOOK_S, QUIET_LOOKS, QUIET_SHARE = 0.25, 4, 0.2
+"""A server is quiet when its processes take less than such a share of a core at so many looks, so far apart."""
+WARM = {"num_requests": 96, "output_len": 64, "rate": 24.0, "seed": 99}
+"""The load of --warm, where it differs from the one that is measured."""
 WORDS = ("sea", "old", "book", "eight", "leaves", "sheet", "paper", "ink", "stone", "light", "wind", "bread", "house")
 
 
@@ -40,6 +50,9 @@ class Result:
     """One request as the client saw it; times in seconds of `time.perf_counter`."""
 
     start_s: float
+    request_id: str = ""
+    due_s: float = 0.0
+    """When it was to be sent."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     arrivals_s: list[float] = field(default_factory=list)
@@ -122,7 +135,7 @@ def make_prompts(args: argparse.Namespace) -> list[Any]:
     return prompts if args.prompt_kind == "ids" else [" ".join(words) for words in prompts]
 
 
-def make_request(args: argparse.Namespace, prompt: Any, model: str) -> bytes:
+def make_request(args: argparse.Namespace, prompt: Any, model: str, request_id: str) -> bytes:
     """The bytes of one HTTP request."""
     body = {
         "model": model,
@@ -143,7 +156,7 @@ def make_request(args: argparse.Namespace, prompt: Any, model: str) -> bytes:
     key = f"Authorization: Bearer {args.api_key}\r\n" if args.api_key else ""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {urlsplit(args.url).netloc}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(payload)}\r\n{key}\r\n"
+        f"Content-Length: {len(payload)}\r\nX-Request-Id: {request_id}\r\n{key}\r\n"
     )
     return head.encode() + payload
 
@@ -160,20 +173,20 @@ def arrival_times(args: argparse.Namespace) -> list[float]:
     return times
 
 
-async def run_load(args: argparse.Namespace, requests: list[bytes]) -> list[Result]:
-    """Send all requests; the results in the order of sending."""
+async def run_load(args: argparse.Namespace, requests: dict[str, bytes]) -> list[Result]:
+    """Send all requests (by id); the results in the order of sending."""
     url = urlsplit(args.url)
     host, port = url.hostname or "127.0.0.1", url.port or 80
     loop = asyncio.get_running_loop()
     slots = asyncio.Semaphore(args.concurrency or len(requests))
     begin_s = time.perf_counter()
 
-    async def one(request: bytes, delay_s: float) -> Result:
+    async def one(request_id: str, request: bytes, delay_s: float) -> Result:
         wait_s = begin_s + delay_s - time.perf_counter()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         async with slots:
-            result = Result(time.perf_counter())
+            result = Result(time.perf_counter(), request_id=request_id, due_s=begin_s + delay_s)
             done: asyncio.Future[None] = loop.create_future()
             try:
                 await loop.create_connection(lambda: StreamProtocol(request, result, done), host, port)
@@ -183,7 +196,7 @@ async def run_load(args: argparse.Namespace, requests: list[bytes]) -> list[Resu
             await done
             return result
 
-    return await asyncio.gather(*map(one, requests, arrival_times(args)))
+    return await asyncio.gather(*map(one, requests.keys(), requests.values(), arrival_times(args)))
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -284,10 +297,16 @@ def get(url: str, api_key: str | None) -> Any:
 class Spawned:
     """`octavo serve` as a child of the bench, ready on entry."""
 
-    def __init__(self, arguments: list[str], port: int, timeout_s: float) -> None:
+    def __init__(self, arguments: list[str], port: int, timeout_s: float, log: Path | None = None) -> None:
+        """`log`: a file that gets a JSON line of every call."""
         code = "import sys; from octavo.cli import main; sys.exit(main())"
         command = [sys.executable, "-c", code, "serve", *arguments, "--port", str(port)]
-        self._process = subprocess.Popen(command)
+        self._log = log
+        if log is None:
+            self._process = subprocess.Popen(command)
+        else:
+            with log.open("wb") as file:
+                self._process = subprocess.Popen([*command, "--log-requests", "--log-format=json"], stderr=file)
         self._url = f"http://127.0.0.1:{port}"
         self._timeout_s = timeout_s
 
@@ -306,6 +325,21 @@ class Spawned:
     def __exit__(self, *exc: object) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(30)
+
+    @property
+    def log(self) -> Path | None:
+        return self._log
+
+    def settle(self, timeout_s: float = 60.0) -> float:
+        """Wait until its processes do nothing any more: kernels are built, graphs captured. Seconds waited."""
+        begun_s = time.monotonic()
+        quiet, before = 0, sum(self.cpu_s().values())
+        while quiet < QUIET_LOOKS and time.monotonic() - begun_s < timeout_s:
+            time.sleep(LOOK_S)
+            after = sum(self.cpu_s().values())
+            quiet = quiet + 1 if after - before < QUIET_SHARE * LOOK_S else 0
+            before = after
+        return time.monotonic() - begun_s
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds so far of the API process and of its child, the engine."""
@@ -342,12 +376,16 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     load.add_argument("--prompt-kind", choices=("ids", "text"), default="ids")
     load.add_argument("--vocab-low", type=int, default=300)
     load.add_argument("--vocab-high", type=int, default=10_000)
+    load.add_argument("--warm", action="store_true", help="warm the server that --spawn started (see above)")
     load.add_argument("--temperature", type=float, default=0.0)
     load.add_argument("--seed", type=int, default=0)
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, help="write the summary here")
     output.add_argument("--plot", type=Path, help="write distributions here (PNG; needs matplotlib)")
+    output.add_argument("--timeline", type=Path, help="write each request's times here (JSON; needs --spawn)")
     args = parser.parse_args(arguments)
+    if args.spawn is None and (args.warm or args.timeline):
+        parser.error("--warm and --timeline are for a server that --spawn starts (--spawn '' adds no flags)")
     if args.shape and args.spawn is None:
         parser.error("--shape is for a server that --spawn starts (--spawn '' adds no flags)")
     if args.endpoint == "chat":
@@ -358,7 +396,9 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 def measure(args: argparse.Namespace, spawned: Spawned | None) -> dict[str, Any]:
     """Run the load and report; the summary."""
     model = args.model or get(f"{args.url}/v1/models", args.api_key)["data"][0]["id"]
-    requests = [make_request(args, prompt, model) for prompt in make_prompts(args)]
+    ids = [f"bench-{args.seed}-{number}" for number in range(args.num_requests)]
+    prompts = make_prompts(args)
+    requests = {name: make_request(args, prompt, model, name) for name, prompt in zip(ids, prompts, strict=True)}
     before = spawned.cpu_s() if spawned else {}
     results = run(run_load(args, requests))
     after = spawned.cpu_s() if spawned else {}
@@ -371,7 +411,31 @@ def measure(args: argparse.Namespace, spawned: Spawned | None) -> dict[str, Any]
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
     if args.plot:
         plot(results, args.plot)
+    if args.timeline and spawned and spawned.log:
+        entries = make_timeline(results, spawned.log)
+        print(timeline.show(entries))
+        args.timeline.write_text(json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
     return summary
+
+
+def make_timeline(results: list[Result], log: Path) -> list[timeline.Entry]:
+    """What became of the requests that were answered."""
+    good = [result for result in results if result.arrivals_s and not result.error]
+    begin_s = min((result.due_s for result in good), default=0.0)
+    seen = [
+        timeline.Seen(r.request_id, r.due_s - begin_s, r.start_s - begin_s, r.arrivals_s[0] - begin_s) for r in good
+    ]
+    return timeline.join(seen, [result.end_s - begin_s for result in good], log)
+
+
+def warm(args: argparse.Namespace, spawned: Spawned) -> None:
+    """A short load between two times of quiet."""
+    before_s = spawned.settle()
+    load = argparse.Namespace(**{**vars(args), **WARM, "json": None, "plot": None, "timeline": None})
+    measure(load, spawned)
+    print(
+        f"warm: the server was quiet after {before_s:.1f} s, and {spawned.settle():.1f} s after that load\n", flush=True
+    )
 
 
 def run(load: Any) -> Any:
@@ -395,7 +459,10 @@ def main() -> None:
         if args.shape:
             write_shape(args.shape, Path(folder))
             arguments = [folder, "--load-format", "dummy", *arguments]
-        with Spawned(arguments, urlsplit(args.url).port or 8000, args.spawn_timeout) as server:
+        log = Path(folder, "calls.log") if args.timeline else None
+        with Spawned(arguments, urlsplit(args.url).port or 8000, args.spawn_timeout, log) as server:
+            if args.warm:
+                warm(args, server)
             measure(args, server)
 
 

@@ -137,7 +137,7 @@ class SchedulerConfig:
     max_itl_ms: float | None = option(
         None,
         "Longest wanted time between two tokens of a sequence: as measured, steps with decodes take no more prompt "
-        "tokens than fit (but 32). Default: from 2 to 4 decode steps (or 100 ms), growing with the prompt tokens that "
+        "tokens than fit (but 32). Default: from 3 to 4 decode steps (or 100 ms), growing with the prompt tokens that "
         "wait; no limit offline. 0: no limit.",
         low=0,
     )

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Protocol
 
 from octavo._core import Core, CoreConfig
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, ExecutionConfig
 from octavo.engine.loop import EngineLoop
 from octavo.pooling.recipe import choose_task
 from octavo.protocol import ModelFacts, Progress
 from octavo.speculation import read_speculation
 from octavo.worker.base import make_runner
+from octavo.worker.step_kinds import GRAPH_TOKENS
 
 # The most that the control plane takes.
 MAX_REQUESTS = 2**30
@@ -70,7 +71,15 @@ def core_config(runner: Loaded, *, bounded: bool = True) -> CoreConfig:
         hash_seed=secrets.randbits(63),
         speculation=read_speculation(scheduler.speculative_config),
         groups=facts.cache_groups,
+        step_sizes=prompt_sizes(config.execution),
     )
+
+
+def prompt_sizes(execution: ExecutionConfig) -> list[int]:
+    """What steps with prompts are padded to where they run as CUDA graphs."""
+    return [
+        size for size in GRAPH_TOKENS if execution.cuda_graph_sizes and size <= (execution.prompt_graph_tokens or 0)
+    ]
 
 
 def build_engine(config: EngineConfig, progress: Progress, *, bounded: bool = True) -> Loop:

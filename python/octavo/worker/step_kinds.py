@@ -14,9 +14,9 @@ MIXED_ROWS = 129
 """Rows of a mixed step past which kernels are the same: attention splits no more than 128 decode rows."""
 
 
-GRAPH_TOKENS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+GRAPH_TOKENS = (*range(64, 641, 64), 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048)
 """Tokens that graphs of steps with prompts are captured for."""
-MAX_MIXED_GRAPHS = 40
+MAX_MIXED_GRAPHS = 60
 """Steps of further kinds run kernel by kernel."""
 PROMPT_ROWS = 8
 """Rows with more than one token in such a step, at most."""

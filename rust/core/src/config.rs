@@ -5,6 +5,7 @@ use crate::errors::ConfigError;
 use crate::groups::{Keep, MAX_GROUPS, blocks_for};
 use crate::queue_load::{MAX_QUEUED_BYTES, QueueBounds};
 use crate::speculation::SpeculationConfig;
+use crate::step_sizes::StepSizes;
 
 /// In which order requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub struct CoreConfig {
     pub long_prefill_token_threshold: u32,
     /// Longest wanted time of a step with decode rows; 0 = no limit, `None` = derived (`step_cost`).
     pub max_itl_ms: Option<f64>,
+    /// What steps with prompts are padded to.
+    pub step_sizes: StepSizes,
     /// Steps in flight, 1 to 4.
     pub depth: u32,
     pub max_logprobs: u32,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 use crate::arena::{ArenaLayout, OutputLayout};
@@ -98,26 +99,54 @@ impl Core {
         ((self.last_step + 1) % u64::from(self.num_arenas)) as u32
     }
 
-    /// Commits the oldest step in flight from its output arena, if one is given, and plans the next step into `arena`.
-    /// A plan without rows is not in flight.
+    /// Commits the oldest step in flight from its output arena, if one is given, and plans the next step into `arena`,
+    /// when the time has come (`hold`). A plan without rows is not in flight.
     pub fn step(
         &mut self,
         output: Option<&[i32]>,
         arena: &mut [i32],
     ) -> Result<StepPlan, StepError> {
-        self.step_at(output, arena, Instant::now())
+        let now = Instant::now();
+        self.commit(output, now)?;
+        let Some(until) = self.state.plan_at(now) else {
+            return self.plan(arena, now);
+        };
+        self.send();
+        thread::sleep(until - now);
+        self.plan(arena, Instant::now())
     }
 
-    /// `step` with a clock of the caller's, which must not go back.
+    /// Whether `step` may sleep.
+    pub fn may_hold(&self) -> bool {
+        self.state.config.depth > 1 && self.state.config.max_itl_ms != Some(0.0)
+    }
+
+    /// `step` with a clock of the caller's, which must not go back, at once.
     pub fn step_at(
         &mut self,
         output: Option<&[i32]>,
         arena: &mut [i32],
         now: Instant,
     ) -> Result<StepPlan, StepError> {
-        if let Some(output) = output {
-            self.state.commit(output, now)?;
-        }
+        self.commit(output, now)?;
+        self.plan(arena, now)
+    }
+
+    fn commit(&mut self, output: Option<&[i32]>, now: Instant) -> Result<(), StepError> {
+        output.map_or(Ok(()), |output| self.state.commit(output, now))
+    }
+
+    /// Sends what clients are to know.
+    fn send(&mut self) {
+        self.state.refresh_stats();
+        let is_idle = self.state.is_idle();
+        self.state
+            .outputs
+            .flush(&self.state.stats, is_idle, &self.outbox);
+        self.show_queue();
+    }
+
+    fn plan(&mut self, arena: &mut [i32], now: Instant) -> Result<StepPlan, StepError> {
         let depth = self.state.config.depth as usize;
         if self.state.in_flight.len() >= depth {
             return Err(StepError::TooDeep(depth));
@@ -132,12 +161,7 @@ impl Core {
             self.last_step += 1;
             self.last_plan.clone_from(&plan);
         }
-        self.state.refresh_stats();
-        let is_idle = self.state.is_idle();
-        self.state
-            .outputs
-            .flush(&self.state.stats, is_idle, &self.outbox);
-        self.show_queue();
+        self.send();
         Ok(plan)
     }
 

@@ -69,7 +69,8 @@ impl Planner<'_> {
         let max_itl_ms = self.state.config.max_itl_ms;
         let cost = &self.state.step_cost;
         let most = cost.max_prompt_tokens(num_decodes, pending, max_itl_ms);
-        self.budget = self.budget.min(most);
+        let sizes = &self.state.config.step_sizes;
+        self.budget = self.budget.min(sizes.piece(num_decodes, most, pending));
     }
 
     /// Gives up to half of the budget to sequences that need less than `first`; who got some.

@@ -325,6 +325,12 @@ impl<'a> Planner<'a> {
         if !rows.is_empty() {
             let num_decode_rows = (num_decodes + num_drafted) as u32;
             let num_drafted = plan.totals.num_draft_tokens;
+            let num_tokens = plan.totals.num_tokens;
+            let num_padded = if rows.len() == num_decodes {
+                num_tokens
+            } else {
+                self.state.config.step_sizes.padded(num_tokens)
+            };
             self.state.in_flight.push_back(InFlight {
                 step_id: self.step_id,
                 rows,
@@ -334,7 +340,7 @@ impl<'a> Planner<'a> {
                 planned: self.now,
                 shape: StepShape {
                     num_decode_rows,
-                    num_prompt_tokens: plan.totals.num_tokens - num_decode_rows - num_drafted,
+                    num_prompt_tokens: num_padded - num_decode_rows - num_drafted,
                     num_drafted,
                 },
             });

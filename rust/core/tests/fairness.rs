@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::protocol::AddRequest;
+use octavo_core::step_sizes::StepSizes;
 use proptest::prelude::*;
 use simulator::engine::{Engine, config, request};
 use simulator::oracle::expected;
@@ -138,6 +139,38 @@ fn decodes_keep_their_pace_beside_a_long_prompt() {
         assert!(slowest <= limit + Duration::from_micros(10), "{slowest:?}");
         assert!(slowest > limit / 10, "the target is used: {slowest:?}");
         assert_eq!(engine.tokens(1, 0).len(), 500);
+    }
+}
+
+#[test]
+fn pieces_of_prompts_fill_the_sizes_of_steps() {
+    for depth in [1, 2] {
+        let sizes = vec![64, 128, 256, 384, 512, 1024, 2048];
+        let mut engine = Engine::new(&CoreConfig {
+            max_num_batched_tokens: 2048,
+            max_itl_ms: Some(50.0),
+            step_sizes: StepSizes::new(sizes.clone()),
+            depth,
+            ..large()
+        });
+        engine.step_time = pace;
+        engine.add(request(0, &prompt(20, 0), 800));
+        engine.add(request(1, &prompt(20, 1), 800));
+        for _ in 0..20 {
+            engine.step();
+        }
+        for id in 2..8 {
+            engine.add(request(id, &prompt(1000, id as u32), 1));
+            for _ in 0..12 {
+                engine.step();
+            }
+        }
+        let all = engine.plans.iter().map(|plan| plan.totals);
+        let steps = all.filter(|t| t.num_decode_rows == 2 && t.num_tokens > 2);
+        let late: Vec<u32> = steps.skip(20).map(|t| t.num_tokens).collect();
+        // 45 ms are 450 tokens: a thousand in three pieces, the last of which is what is left.
+        assert!(late.iter().filter(|len| sizes.contains(len)).count() * 3 >= late.len() * 2);
+        assert!(late.iter().all(|len| *len <= 452), "{late:?}");
     }
 }
 

@@ -14,6 +14,7 @@ use octavo_core::ids::{ClientId, SlotId};
 use octavo_core::mailbox::{Inbox, Outbox};
 use octavo_core::protocol::EngineStats;
 use octavo_core::speculation::SpeculationConfig;
+use octavo_core::step_sizes::StepSizes;
 use octavo_core::{core, plan};
 use octavo_ipc::Server;
 use pyo3::buffer::PyBuffer;
@@ -71,6 +72,7 @@ impl CoreConfig {
         max_queued_requests = 1_073_741_824, max_queued_tokens = 1_125_899_906_842_624, policy = "fcfs",
         enable_prefix_caching = false, long_prefill_token_threshold = 0, max_itl_ms = Some(0.0), depth = 1,
         max_logprobs = 0, hash_seed = 1, speculation = None, groups = None,
+        step_sizes = None,
     ))]
     fn new(
         block_size: u32,
@@ -90,6 +92,7 @@ impl CoreConfig {
         hash_seed: u64,
         speculation: Option<SpeculationFields>,
         groups: Option<Vec<(String, u32)>>,
+        step_sizes: Option<Vec<u32>>,
     ) -> PyResult<Self> {
         let groups = groups.unwrap_or_else(|| vec![("all".to_owned(), 0)]);
         let groups = groups
@@ -109,6 +112,7 @@ impl CoreConfig {
             enable_prefix_caching,
             long_prefill_token_threshold,
             max_itl_ms,
+            step_sizes: StepSizes::new(step_sizes.unwrap_or_default()),
             depth,
             max_logprobs,
             hash_seed,
@@ -287,7 +291,10 @@ impl Core {
 
     #[pyo3(signature = (output))]
     fn step(&self, py: Python<'_>, output: Option<usize>) -> PyResult<StepPlan> {
-        let is_long = lock(&self.engine).core.num_running() >= DETACH_FROM;
+        let is_long = {
+            let core = &lock(&self.engine).core;
+            core.may_hold() || core.num_running() >= DETACH_FROM
+        };
         // The lock is let go before the GIL is taken again: whoever waits for the lock may hold the GIL.
         let plan = if is_long {
             py.detach(|| self.guarded(|engine| engine.step(output)))

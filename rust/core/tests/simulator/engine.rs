@@ -12,6 +12,7 @@ use octavo_core::plan::StepPlan;
 use octavo_core::protocol::{
     Abort, AddRequest, EngineStats, FinishReason, Inbound, Outbound, Refusal, SequenceOutput,
 };
+use octavo_core::step_sizes::StepSizes;
 
 use super::device::Device;
 
@@ -57,6 +58,7 @@ pub fn config() -> CoreConfig {
         enable_prefix_caching: true,
         long_prefill_token_threshold: 0,
         max_itl_ms: Some(0.0),
+        step_sizes: StepSizes::default(),
         depth: 1,
         max_logprobs: 3,
         hash_seed: 11,
