@@ -37,7 +37,7 @@ from octavo.kernels.triton.sample_limits import (
 )
 from octavo.kernels.triton.sample_weights import ARENA, clean, join, scaled, top_of, weigh
 
-CHUNK_SIZES = ((8, 1024), (32, 2048), (1 << 30, 4096))
+CHUNK_SIZES = ((8, 1024), (1 << 30, 2048))
 """(most rows, tokens of a chunk): small batches need short chunks to fill the device."""
 
 
@@ -53,12 +53,12 @@ class Choice(IntEnum):
 
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
 def best_kernel(
-    logits_ptr, slot_ptr, divisor_ptr, value_ptr, id_ptr, count_ptr, total_ptr, before_ptr, above_ptr, level_ptr,
-    part_ptr, row_stride, vocab_size, num_chunks,
+    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, value_ptr, id_ptr, limited_ptr, count_ptr, total_ptr,
+    before_ptr, above_ptr, level_ptr, part_ptr, row_stride, vocab_size, num_chunks,
     CHUNK: tl.constexpr, LEVELS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One chunk of a row: its largest value; the lowest id that has it, before temperature, which is 1 where that
-    matters. The sums of the other launches begin at 0."""
+    matters. Of the row: its temperature, or 0 without top-k and top-p; the sums of the other launches begin at 0."""
     join(PDL)
     chunk = tl.program_id(0)
     row = tl.program_id(1)
@@ -66,10 +66,14 @@ def best_kernel(
     x_v = clean(logits_ptr, row, row_stride, id_v, vocab_size)
     best = tl.max(x_v, 0)
     best_id = tl.min(tl.where(x_v == best, id_v, 2147483647), 0)
-    top = tl.div_rn(best, tl.load(divisor_ptr + tl.load(slot_ptr + row)))
+    slot = tl.load(slot_ptr + row)
+    divisor = tl.load(divisor_ptr + slot)
+    top = tl.div_rn(best, divisor)
     tl.store(value_ptr + row * num_chunks + chunk, tl.where(top == 0.0, 0.0, top))
     tl.store(id_ptr + row * num_chunks + chunk, tl.where(top > -float("inf"), best_id, chunk * CHUNK))
     if chunk == 0:
+        is_limited = (tl.load(k_ptr + slot) < vocab_size) | (tl.load(p_ptr + slot) < 1.0)
+        tl.store(limited_ptr + row, tl.where(tl.load(random_ptr + slot) & is_limited, divisor, 0.0))
         zero = tl.full([], 0, tl.int64)
         tl.store(count_ptr + row, 0)
         tl.store(total_ptr + row, zero)
@@ -164,6 +168,8 @@ class Scratch:
 
     value_rc: Tensor
     id_rc: Tensor
+    limited_r: Tensor
+    """Temperatures of rows that are drawn with top-k or top-p, 0 of others."""
     count_r: Tensor
     total_r: Tensor
     before_r: Tensor
@@ -189,6 +195,7 @@ class Scratch:
         return cls(
             value_rc=empty(chunks, dtype=torch.float32),
             id_rc=empty(chunks, dtype=torch.int32),
+            limited_r=empty(max_rows, dtype=torch.float32),
             count_r=empty(max_rows, dtype=torch.int32),
             total_r=empty(max_rows, dtype=torch.int64),
             before_r=empty(max_rows, dtype=torch.int64),
@@ -228,8 +235,9 @@ def launches(logits_rv: Tensor, rows: Rows, slots: SlotParameters, scratch: Scra
         "last_ptr": rows.last_token_s, "out_ptr": rows.output_r, "token_ptr": scratch.token_r,
         "divisor_ptr": slots.divisor_s, "random_ptr": slots.random_s, "k_ptr": slots.k_s, "p_ptr": slots.p_s,
         "min_p_ptr": slots.min_p_log_s, "seed_ptr": slots.seed_s, "index_ptr": slots.index_s,
-        "value_ptr": scratch.value_rc, "id_ptr": scratch.id_rc, "total_ptr": scratch.total_r,
-        "before_ptr": scratch.before_r, "above_ptr": scratch.above_r, "count_ptr": scratch.count_r,
+        "value_ptr": scratch.value_rc, "id_ptr": scratch.id_rc, "limited_ptr": scratch.limited_r,
+        "count_ptr": scratch.count_r, "total_ptr": scratch.total_r, "before_ptr": scratch.before_r,
+        "above_ptr": scratch.above_r,
         "level_ptr": scratch.level_rl, "part_ptr": scratch.part_rl, "range_ptr": scratch.range_rx,
         "listed_ptr": scratch.listed_rx, "list_ptr": scratch.list_rn, "bound_ptr": scratch.bound_r,
         "sum_ptr": scratch.sum_rg,
@@ -247,12 +255,12 @@ def launches(logits_rv: Tensor, rows: Rows, slots: SlotParameters, scratch: Scra
         constants = {name: value for name, value in named.items() if name.isupper()}
         return Launch(kernel, grid, {name: named[name] for name in named.keys() - constants}, constants, num_warps)
 
-    made = [launch(best_kernel, by_chunk, chunk // 1024)]
+    made = [launch(best_kernel, by_chunk, chunk // 512)]
     if choice is Choice.LIMITED:
         made.append(launch(level_kernel, by_chunk, chunk // 512))
-        made.append(launch(refine_kernel, (min(REFINERS, num_chunks), num_rows), chunk // 512))
+        made.append(launch(refine_kernel, (min(REFINERS, num_chunks), num_rows), 4))
         made.append(launch(gather_kernel, by_chunk, chunk // 512))
-        made.append(launch(bound_kernel, by_row, 16))
+        made.append(launch(bound_kernel, by_row, 8))
     if choice is not Choice.GREEDY:
         made.append(launch(group_kernel, by_chunk, chunk // 512))
     return [*made, launch(choose_kernel, by_row, 1 if choice is Choice.GREEDY else 8)]

@@ -51,12 +51,6 @@ def part_of(depth_v, near, scale, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def is_limited(random_ptr, slot, k, p, vocab_size):
-    """Whether a row is drawn with top-k or top-p."""
-    return tl.load(random_ptr + slot) & ((k < vocab_size) | (p < 1.0))
-
-
-@triton.jit
 def upto(value_l, level, LEVELS: tl.constexpr):
     """The sum of a level and of those before it; 0 for level -1."""
     return tl.sum(tl.where(tl.arange(0, LEVELS) <= level, value_l, 0), 0)
@@ -88,19 +82,18 @@ def bracket(
 
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
 def level_kernel(
-    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, value_ptr, total_ptr, level_ptr,
-    row_stride, vocab_size, num_chunks,
+    logits_ptr, limited_ptr, value_ptr, total_ptr, level_ptr, row_stride, vocab_size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LEVELS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One chunk of a row with top-k or top-p: adds its weight, and how many values it has in every level."""
     join(PDL)
     chunk = tl.program_id(0)
     row = tl.program_id(1)
-    slot = tl.load(slot_ptr + row)
-    if is_limited(random_ptr, slot, tl.load(k_ptr + slot), tl.load(p_ptr + slot), vocab_size):
+    divisor = tl.load(limited_ptr + row)
+    if divisor > 0:
         top = tl.maximum(top_of(value_ptr, row, num_chunks, CHUNKS), LOWEST)
         id_v = chunk * CHUNK + tl.arange(0, CHUNK)
-        x_v = scaled(logits_ptr, row, row_stride, id_v, vocab_size, tl.load(divisor_ptr + slot))
+        x_v = scaled(logits_ptr, row, row_stride, id_v, vocab_size, divisor)
         tl.atomic_add(total_ptr + row, tl.sum(weigh(x_v, top), 0))
         level_v = level_of(top - x_v)
         count_l = tl.histogram(level_v, LEVELS, mask=level_v < LEVELS)
@@ -109,8 +102,8 @@ def level_kernel(
 
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
 def refine_kernel(
-    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, value_ptr, total_ptr, level_ptr, part_ptr, before_ptr,
-    range_ptr, row_stride, vocab_size, num_chunks,
+    logits_ptr, slot_ptr, k_ptr, p_ptr, limited_ptr, value_ptr, total_ptr, level_ptr, part_ptr, before_ptr, range_ptr,
+    row_stride, vocab_size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LEVELS: tl.constexpr, GATHERED: tl.constexpr, REFINERS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -119,10 +112,11 @@ def refine_kernel(
     join(PDL)
     first = tl.program_id(0)
     row = tl.program_id(1)
-    slot = tl.load(slot_ptr + row)
-    k = tl.load(k_ptr + slot)
-    p = tl.load(p_ptr + slot)
-    if is_limited(random_ptr, slot, k, p, vocab_size):
+    divisor = tl.load(limited_ptr + row)
+    if divisor > 0:
+        slot = tl.load(slot_ptr + row)
+        k = tl.load(k_ptr + slot)
+        p = tl.load(p_ptr + slot)
         level_l = tl.arange(0, LEVELS)
         level_count_l = tl.load(level_ptr + row * LEVELS + level_l)
         total = tl.load(total_ptr + row).to(tl.float64)
@@ -137,7 +131,6 @@ def refine_kernel(
             tl.store(range_ptr + row * 4 + 3, num_inside)
         if num_inside > GATHERED:
             top = tl.maximum(top_of(value_ptr, row, num_chunks, CHUNKS), LOWEST)
-            divisor = tl.load(divisor_ptr + slot)
             near = edge_of(outer + 1)
             scale = LEVELS / (edge_of(inner + 1) - near)
             count_l = tl.zeros([LEVELS], tl.int32)
@@ -155,8 +148,8 @@ def refine_kernel(
 
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=ARENA)
 def gather_kernel(
-    logits_ptr, slot_ptr, divisor_ptr, random_ptr, k_ptr, p_ptr, value_ptr, total_ptr, part_ptr, before_ptr, range_ptr,
-    count_ptr, above_ptr, listed_ptr, list_ptr, row_stride, vocab_size, num_chunks,
+    logits_ptr, slot_ptr, k_ptr, p_ptr, limited_ptr, value_ptr, total_ptr, part_ptr, before_ptr, range_ptr, count_ptr,
+    above_ptr, listed_ptr, list_ptr, row_stride, vocab_size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LEVELS: tl.constexpr, GATHERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One chunk of a row with top-k or top-p: appends the values among which the bound is to the row's list, unless
@@ -164,10 +157,8 @@ def gather_kernel(
     join(PDL)
     chunk = tl.program_id(0)
     row = tl.program_id(1)
-    slot = tl.load(slot_ptr + row)
-    k = tl.load(k_ptr + slot)
-    p = tl.load(p_ptr + slot)
-    if is_limited(random_ptr, slot, k, p, vocab_size):
+    divisor = tl.load(limited_ptr + row)
+    if divisor > 0:
         outer = tl.load(range_ptr + row * 4)
         inner = tl.load(range_ptr + row * 4 + 1)
         num_above = tl.load(range_ptr + row * 4 + 2)
@@ -177,14 +168,15 @@ def gather_kernel(
         first_part = -1
         last_part = 0
         if num_listed > GATHERED:
+            slot = tl.load(slot_ptr + row)
             part_l = tl.arange(0, LEVELS)
             count_l = tl.load(part_ptr + row * LEVELS + part_l)
             width = (edge_of(inner + 1) - near) / LEVELS
             scale = LEVELS / (edge_of(inner + 1) - near)
             first_part, last_part = bracket(
                 count_l, near + part_l * width, near + (part_l + 1) * width, num_above,
-                tl.load(before_ptr + row).to(tl.float64), tl.load(total_ptr + row).to(tl.float64), k, p, vocab_size,
-                False, LEVELS,
+                tl.load(before_ptr + row).to(tl.float64), tl.load(total_ptr + row).to(tl.float64),
+                tl.load(k_ptr + slot), tl.load(p_ptr + slot), vocab_size, False, LEVELS,
             )  # fmt: skip
             num_outside = upto(count_l, first_part, LEVELS)
             num_listed = upto(count_l, last_part, LEVELS) - num_outside
@@ -196,7 +188,7 @@ def gather_kernel(
         best = tl.load(value_ptr + row * num_chunks + chunk)
         if (num_listed <= GATHERED) & (level_of(top - best) <= inner):
             id_v = chunk * CHUNK + tl.arange(0, CHUNK)
-            x_v = scaled(logits_ptr, row, row_stride, id_v, vocab_size, tl.load(divisor_ptr + slot))
+            x_v = scaled(logits_ptr, row, row_stride, id_v, vocab_size, divisor)
             level_v = level_of(top - x_v)
             part_v = tl.where(level_v <= inner, part_of(top - x_v, near, scale, LEVELS), LEVELS)
             part_v = tl.where(level_v <= outer, -1, part_v)

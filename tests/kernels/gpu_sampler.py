@@ -314,11 +314,11 @@ def time_all() -> list[dict[str, object]]:
 
 def tune(sizes: tuple[int, ...] = (64, 256)) -> None:
     """Each kernel alone, by tokens of a chunk and warps; back to back with itself."""
-    for num_rows, chunk in itertools.product(sizes, (2048, 4096, 8192)):
+    for num_rows, chunk in itertools.product(sizes, (1024, 2048, 4096)):
         kernel.CHUNK_SIZES = ((1 << 30, chunk),)
         batches = workload("top-k/p", num_rows)
         by_warps = {
-            warps: [[replace(one, num_warps=warps) for one in batch_] for batch_ in batches] for warps in (2, 4, 8, 16)
+            warps: [[replace(one, num_warps=warps) for one in batch_] for batch_ in batches] for warps in (1, 2, 4, 8)
         }
         compile_together(launch for each in by_warps.values() for launch in each[0])
         for step in range(len(batches[0])):

@@ -17,6 +17,8 @@ from octavo.kernels.triton.sample import Choice, Rows, Scratch, launches
 
 META = torch.device("meta")
 MAX_REGISTERS = 128
+BOUND_REGISTERS = 256
+"""Of the kernel that keeps a row's list in registers."""
 SHARED_BYTES = 100 * 1024
 seen: dict[Any, Compiled] = {}
 
@@ -52,7 +54,8 @@ def test_kernels_compile_without_spills(choice: Choice, num_rows: int, vocab_siz
             seen[launch.variant] = compile_launch(launch)
         compiled = seen[launch.variant]
         assert compiled.spill_bytes == 0, launch.kernel.__name__
-        assert compiled.registers <= MAX_REGISTERS, launch.kernel.__name__
+        most = BOUND_REGISTERS if launch.kernel.__name__ == "bound_kernel" else MAX_REGISTERS
+        assert compiled.registers < most, launch.kernel.__name__
         assert compiled.shared_bytes <= SHARED_BYTES, launch.kernel.__name__
 
 
