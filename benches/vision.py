@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from octavo import LLM, SamplingParams
+from octavo.models.images import num_values
+from octavo.worker.media import StepMedia
+from octavo.worker.runner import TorchRunner
 
 CLIP = {"model_type": "clip_vision_model", "projection_dim": 768}
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -162,14 +166,45 @@ class Bench:
             lambda: (self.llm.reset_prefix_cache(), self.llm.generate(text, one)), self.repeat
         )
         whole_s = median_s(lambda: self.ask(1, NUM_NEW, seed=10**6), self.repeat)
+        results |= self.encoder()
         results["decode_ms_a_token"] = 1e3 * (whole_s - results["first_token_cached_s"]) / (NUM_NEW - 1)
         return results
+
+    def encoder(self) -> dict[str, float]:
+        """The encoder's peak beside weights, for as many pictures as it takes at once, and what was planned for it."""
+        runner = self.llm._loop.runner
+        assert isinstance(runner, TorchRunner)
+        media, plan = runner._media, runner.plan.encoder
+        assert media is not None
+        assert plan is not None
+        assert self.llm._images is not None
+        tensors = safetensors.torch.load(self.llm._images.process([_source(picture(7))])[0].data)
+        count, device = max(1, plan.num_values // num_values(tensors)), torch.device(self.llm.config.execution.device)
+        times = [median_s(lambda n=n: _encode(media, [tensors] * n, device), self.repeat) for n in (1, count)]
+        before = used_bytes()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        _encode(media, [tensors] * count, device)
+        peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
+        return {
+            "encode_1_s": times[0],
+            "encode_together": float(count),
+            "encode_together_s": times[1],
+            "encoder_peak_bytes": float(peak),
+            "encoder_planned_bytes": float(plan.work_bytes),
+        }
 
     def _process(self) -> None:
         self._seed += 1
         images = self.llm._images
         assert images is not None
         images.process([_source(picture(self._seed))])
+
+
+def _encode(media: StepMedia, images: list[Any], device: torch.device) -> None:
+    media._encoder.encode_equal(images, device)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _source(image: Image.Image) -> Any:
@@ -205,8 +240,7 @@ def main() -> None:
             results["grown_bytes"] = used_bytes() - full
             stats = llm.stats()
             results["blocks_held"] = stats["num_blocks"] - stats["num_free_blocks"]
-    del llm, bench
-    results["left_bytes"] = used_bytes() - before
+        results["left_bytes"] = used_bytes() - before  # closed, and still there
     text = json.dumps({name: round(x, 5) if isinstance(x, float) else x for name, x in results.items()})
     print(text)
     if options.out is not None:

@@ -10,7 +10,7 @@ Shape suffixes: i tokens that stand for an image, p positions of a prompt, m mod
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ class ImageEncoder:
     its text model, whose embeddings of tokens are `embed`, at `text_name`.
 
     Attributes:
+        base: The module.
+        dtype: Of what it reads and gives.
         is_known: The family was compared with Transformers; others are tried out first (`try_out`).
         token_id: The token that stands for one output of the encoder.
         is_whole: An image's tokens attend to each other in both directions.
@@ -38,30 +40,45 @@ class ImageEncoder:
     def __init__(
         self, base: Any, text_name: str, embed: Callable[[Tensor], Tensor], raw: Mapping[str, Any], dtype: torch.dtype
     ) -> None:
-        self._base = base
+        self.base = base
         self._text_name = text_name
         self._embed = embed
-        self._dtype = dtype
-        self._names = inspect.signature(self._base.get_image_features).parameters
-        self.token_id = int(self._base.config.image_token_id)
+        self.dtype = dtype
+        self._names = inspect.signature(self.base.get_image_features).parameters
+        self.token_id = int(self.base.config.image_token_id)
         self.is_known = raw["model_type"] in IMAGE_FAMILIES
         self.is_whole = IMAGE_FAMILIES.get(raw["model_type"], False)
         self.numbers_positions = hasattr(base, "get_rope_index")
 
+    def weight_bytes(self) -> int:
+        """Of all but the text model."""
+        parts = [part for name, part in self.base.named_children() if name != self._text_name]
+        return sum(x.nbytes for part in parts for x in (*part.parameters(), *part.buffers()))
+
+    def encode_equal(self, images: Sequence[Mapping[str, Tensor]], device: torch.device) -> list[Tensor]:
+        """Embeddings of images whose `kind` is equal, [i, m] of each, from one call."""
+        if len(images) == 1:
+            return [self.encode(images[0], device)]
+        joined = {name: torch.cat([image[name] for image in images]) for name in images[0]}
+        return [part.clone() for part in self.encode(joined, device).chunk(len(images))]  # each is freed by itself
+
     @torch.inference_mode()
-    def encode(self, tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
-        """One image's embeddings [i, m]. Deep features (Qwen3-VL), if there are any, follow: [i, m * (1 + layers)]."""
-        output = self._base.get_image_features(**self._taken(tensors, self._names, device))
+    def encode(self, tensors: Mapping[str, Tensor], device: torch.device, *, keep_host: bool = False) -> Tensor:
+        """One image's embeddings [i, m]. Deep features (Qwen3-VL), if there are any, follow: [i, m * (1 + layers)].
+        `keep_host`: integers (sizes) stay on the host."""
+        output = self.base.get_image_features(**self._taken(tensors, self._names, device, keep_host=keep_host))
         parts = [_joined(output.pooler_output)]
         parts += [_joined(layer) for layer in getattr(output, "deepstack_features", None) or ()]
-        return torch.cat(parts, dim=-1).to(self._dtype)
+        return torch.cat(parts, dim=-1).to(self.dtype)
 
-    def _taken(self, tensors: Mapping[str, Tensor], names: Collection[str], device: torch.device) -> dict[str, Tensor]:
+    def _taken(
+        self, tensors: Mapping[str, Tensor], names: Collection[str], device: torch.device, *, keep_host: bool = False
+    ) -> dict[str, Tensor]:
         """Those that a function takes, as the model has them."""
+        taken = {name: x for name, x in tensors.items() if name in names}
         return {
-            name: x.to(device, self._dtype if x.is_floating_point() else x.dtype)
-            for name, x in tensors.items()
-            if name in names
+            name: x.to(device, self.dtype) if x.is_floating_point() else x if keep_host else x.to(device)
+            for name, x in taken.items()
         }
 
     def positions(
@@ -70,7 +87,7 @@ class ImageEncoder:
         """Positions [3, p] of a sequence whose prompt has these images, and how far later positions are from plain
         ones."""
         grid = torch.cat([image["image_grid_thw"] for image in images])
-        position_31p, shift = self._base.get_rope_index(
+        position_31p, shift = self.base.get_rope_index(
             input_ids=token_id_p.unsqueeze(0), mm_token_type_ids=is_image_p.int().unsqueeze(0), image_grid_thw=grid
         )
         return position_31p[:, 0], int(shift)
@@ -91,6 +108,9 @@ class ImageEncoder:
             for start, length, tensors in images:
                 place_i = start + np.flatnonzero(np.asarray(token_ids[start : start + length]) == self.token_id)
                 feature_im = self.encode(tensors, device)
+                twin_im = self.encode_equal([tensors, tensors], device)[-1]
+                if twin_im.shape != feature_im.shape or not _are_close(twin_im, feature_im, self.dtype):
+                    raise ModelError("it makes other embeddings of two pictures at once than of each")
                 if not len(place_i) or len(place_i) != len(feature_im):
                     raise ModelError(f"it makes {len(feature_im)} embeddings for {len(place_i)} image tokens")
                 is_image_t[place_i] = True
@@ -99,10 +119,10 @@ class ImageEncoder:
             if self.numbers_positions:
                 tensors_of = [tensors for _, _, tensors in images]
                 position_3t, _ = self.positions(token_id_t.cpu(), torch.from_numpy(is_image_t), tensors_of)
-            taken = self._taken(inputs, inspect.signature(self._base.forward).parameters, device)
-            given = record(self._base, self._text_name, self._embed, token_id_t, taken)
+            taken = self._taken(inputs, inspect.signature(self.base.forward).parameters, device)
+            given = record(self.base, self._text_name, self._embed, token_id_t, taken)
             embedded_tm = media.finish(device).embedded(self._embed(token_id_t))
-            problem = compare(given, media, embedded_tm, position_3t, TRIAL_TOLERANCE[self._dtype])
+            problem = compare(given, media, embedded_tm, position_3t, TRIAL_TOLERANCE[self.dtype])
         except ModelError:
             raise
         except Exception as error:  # foreign code, any error means the same
@@ -143,6 +163,24 @@ def _attend_by_itself(part: nn.Module) -> None:
         config: Any = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation") and not hasattr(config, "text_config"):  # the whole's: it passes on
             config._attn_implementation = "sdpa"
+
+
+def _are_close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    tolerance = TRIAL_TOLERANCE[dtype]
+    return torch.allclose(a.float(), b.float(), atol=tolerance, rtol=tolerance)
+
+
+def kind(tensors: Mapping[str, Tensor]) -> Hashable:
+    """Equal for images whose tensors may be put behind each other for one call: those of one size."""
+    return tuple(
+        (name, x.shape, x.dtype, None if x.is_floating_point() else x.numpy().tobytes())
+        for name, x in sorted(tensors.items())
+    )
+
+
+def num_values(tensors: Mapping[str, Tensor]) -> int:
+    """Floating-point numbers that an encoder reads."""
+    return sum(x.numel() for x in tensors.values() if x.is_floating_point())
 
 
 def _joined(output: Any) -> Tensor:

@@ -25,6 +25,7 @@ from octavo.models.base import CausalLM
 from octavo.models.config import RENAMED, NormalConfig, architecture_of, normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.family import Family
+from octavo.models.images import ImageEncoder
 from octavo.models.native import FOREIGN_OPTIONS, NATIVE, STATE_SPACE
 
 logger = logging.getLogger(__name__)
@@ -178,6 +179,8 @@ class Footprint:
     is_capturable: bool
     attention_specs: tuple[CacheSpec, ...]
     """Of each layer that has a cache."""
+    images: ImageEncoder | None = None
+    """On the meta device, of a model that has one."""
 
 
 def as_attended(config: NormalConfig, specs: Sequence[CacheSpec]) -> NormalConfig:
@@ -220,4 +223,5 @@ def footprint(
         weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         is_capturable=model.is_capturable,
         attention_specs=tuple(model.attention_specs),
+        images=model.images,
     )

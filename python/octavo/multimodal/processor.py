@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,24 @@ class ImageProcessor:
             images.append((start, len(expanded), tensors))
             at = start + len(expanded)
         return Trial(token_ids, {name: torch.as_tensor(x) for name, x in found.items() if name != "input_ids"}, images)
+
+    def largest(self, max_pixels: int, ratios: Sequence[float]) -> tuple[int, int]:
+        """Width and height of the picture, among those of so many pixels and these ratios of width to height, that
+        becomes the most tokens."""
+        sizes = [(int((max_pixels * ratio) ** 0.5), int((max_pixels / ratio) ** 0.5)) for ratio in ratios]
+        try:
+            found = self._processor._get_num_multimodal_tokens(image_sizes=[(height, width) for width, height in sizes])
+            tokens = list(found["num_image_tokens"])
+        except Exception:  # foreign code that not every processor has: then the first will do
+            return sizes[0]
+        return sizes[tokens.index(max(tokens))]
+
+    def of_size(self, size: tuple[int, int]) -> tuple[list[int], dict[str, Tensor]]:
+        """Tokens and tensors of a plain picture. ModelError: its processor fails."""
+        try:
+            return self._run(Image.new("RGB", size, (90, 120, 30)), self.placeholder)
+        except Exception as error:  # foreign code, any error means the same
+            raise ModelError(f"its processor fails: {str(error)[:200]}") from error
 
     def process(self, source: ImageSource) -> ProcessedImage:
         """RequestError for an image that can't be decoded, or that the processor refuses."""

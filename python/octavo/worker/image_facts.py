@@ -20,6 +20,11 @@ logger = logging.getLogger(__name__)
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
+def has_processor(folder: Path) -> bool:
+    """A checkpoint's folder says how images become tensors."""
+    return any((folder / name).is_file() for name in PROCESSOR_FILES)
+
+
 def image_facts(
     model: CausalLM, folder: Path | None, config: MediaConfig, device: torch.device
 ) -> tuple[ImageFacts | None, str]:
@@ -27,7 +32,7 @@ def image_facts(
     images = model.images
     if images is None:
         return None, ""
-    if folder is None or not any((folder / name).is_file() for name in PROCESSOR_FILES):
+    if folder is None or not has_processor(folder):
         return None, f"its folder has none of {', '.join(PROCESSOR_FILES)}"
     if ImageLimits.of(config).max_images == 0:
         return None, "--limit-mm-per-prompt says so"

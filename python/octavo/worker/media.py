@@ -1,8 +1,10 @@
 """Images of the prompts that run: which tokens of a step take an encoder's output, and these outputs by content.
 
-A slot's images are known from its sequence's start until its prompt has been computed. An image is encoded when a step
-first reaches it; its embeddings stay with the slot as long as the prompt needs them, and in a bounded cache beyond. Not
-here: pixels to tensors (multimodal/processor.py), the encoder itself (models/images.py).
+A slot's images are known from its sequence's start until its prompt has been computed. Images are encoded when a step
+first reaches them, those of one size together, as far as the memory plan allows. Embeddings live in a bounded cache by
+content; beyond it only while the step that reads them runs, and of images that it cut also through the next: so what an
+aborted sequence had is gone by itself. Not here: pixels to tensors (multimodal/processor.py), the encoder itself
+(models/images.py), what both take (encoder_memory.py).
 
 Shape suffixes: t tokens, s slots, i tokens of the step that stand for images, m model dim.
 """
@@ -10,7 +12,7 @@ Shape suffixes: t tokens, s slots, i tokens of the step that stand for images, m
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.media import MediaInput, WholeSpan
-from octavo.models.images import ImageEncoder
+from octavo.models.images import ImageEncoder, kind, num_values
 from octavo.multimodal.placed import MediaRecord, unpack
 from octavo.worker.batch import StepArenas, StepArrays
 
@@ -36,7 +38,6 @@ class PromptImage:
     record: MediaRecord
     position_i: npt.NDArray[np.int64]
     """Positions of the prompt that take the encoder's outputs, in order."""
-    feature_im: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class FeatureCache:
         return found
 
     def put(self, digest: bytes, feature_im: Tensor) -> None:
+        if digest in self._features:
+            return
         self._features[digest] = feature_im
         self.num_bytes += feature_im.nbytes
         while self.num_bytes > self.max_bytes:
@@ -75,8 +78,15 @@ class FeatureCache:
 class StepMedia:
     """Keeps the slots' images and tells each step what to do with them."""
 
-    def __init__(self, encoder: ImageEncoder, *, cache_bytes: int, num_slots: int, device: torch.device) -> None:
+    def __init__(
+        self, encoder: ImageEncoder, *, cache_bytes: int, max_values: int, num_slots: int, device: torch.device
+    ) -> None:
+        """`max_values`: numbers that the encoder may read in one call; a single image may have more."""
         self.cache = FeatureCache(cache_bytes)
+        self.num_calls = 0
+        self._max_values = max_values
+        self._cut: dict[bytes, Tensor] = {}
+        """Embeddings of images that the last step has read in part."""
         self._encoder = encoder
         self._device = device
         self._slots: dict[int, SlotMedia] = {}
@@ -122,25 +132,31 @@ class StepMedia:
     def step(self, plan: StepPlan, arenas: StepArenas) -> MediaInput | None:
         """What the step's rows take from images; None where no row has any. Encodes what is needed for the first
         time."""
+        cut, self._cut = self._cut, {}
         if not self._slots:
             return None
         host, layout = arenas.host_arrays[plan.arena], arenas.layout
         slots = host[layout.row_slot : layout.row_slot + plan.num_rows]
-        found = MediaInput()
+        found, rows = MediaInput(), []
         for row in np.flatnonzero(np.isin(slots, list(self._slots))):
             first, last = host[layout.query_start + row], host[layout.query_start + row + 1]
             end = int(host[layout.kv_len + row])
-            self._add_row(found, int(slots[row]), int(first), end - int(last - first), end)
+            rows.append((int(slots[row]), int(first), end - int(last - first), end))
+        features = self._features(rows, cut)
+        for place in rows:
+            self._add_row(found, features, *place)
         return found.finish(self._device) if found.has_any else None
 
-    def _add_row(self, found: MediaInput, slot: int, first: int, start: int, end: int) -> None:
+    def _add_row(
+        self, found: MediaInput, features: Mapping[bytes, Tensor], slot: int, first: int, start: int, end: int
+    ) -> None:
         """Positions [start, end) of a slot are the step's tokens from `first` on."""
         media = self._slots[slot]
         for image in media.images:
             low, high = np.searchsorted(image.position_i, (start, end))
             if low < high:
                 position_i = image.position_i[low:high]
-                found.add_features(position_i - start + first, self._feature(image)[low:high])
+                found.add_features(position_i - start + first, features[image.record.digest][low:high])
                 if self._encoder.is_whole:
                     began, stop = int(image.position_i[0]), int(position_i[-1]) + 1
                     found.spans.append(
@@ -150,18 +166,49 @@ class StepMedia:
             stop = min(end, media.rope_position_3p.shape[1])
             if start < stop:
                 found.add_positions(np.arange(first, first + stop - start), media.rope_position_3p[:, start:stop])
+        media.images = [image for image in media.images if image.position_i[-1] >= end]
         if end >= media.end:
             del self._slots[slot]
 
-    def _feature(self, image: PromptImage) -> Tensor:
-        """The encoder's output for an image, [i, m]."""
-        if image.feature_im is None:
-            feature_im = self.cache.get(image.record.digest)
-            if feature_im is None:
-                feature_im = self._encoder.encode(safetensors.torch.load(image.record.data), self._device)
-                self.cache.put(image.record.digest, feature_im)
-            image.feature_im = feature_im
-        return image.feature_im
+    def _features(self, rows: Sequence[tuple[int, int, int, int]], cut: dict[bytes, Tensor]) -> dict[bytes, Tensor]:
+        """The encoder's outputs [i, m] for the images that rows reach, by digest."""
+        found: dict[bytes, Tensor] = {}
+        missing: dict[bytes, bytes] = {}
+        unread: set[bytes] = set()
+        for slot, _, start, end in rows:
+            for image in self._slots[slot].images:
+                digest, low, high = image.record.digest, *np.searchsorted(image.position_i, (start, end))
+                if low == high:
+                    continue
+                if high < len(image.position_i):
+                    unread.add(digest)
+                known = found.get(digest, cut.get(digest))
+                known = self.cache.get(digest) if known is None else known
+                if known is None:
+                    missing[digest] = image.record.data
+                else:
+                    found[digest] = known
+        found |= self._encode(missing)
+        self._cut = {digest: found[digest] for digest in unread}
+        return found
+
+    def _encode(self, missing: Mapping[bytes, bytes]) -> dict[bytes, Tensor]:
+        """Outputs for images' data, those of one kind in few calls; they are kept."""
+        found: dict[bytes, Tensor] = {}
+        kinds: dict[Hashable, list[tuple[bytes, dict[str, Tensor]]]] = {}
+        for digest, data in missing.items():
+            tensors = safetensors.torch.load(data)
+            kinds.setdefault(kind(tensors), []).append((digest, tensors))
+        for images in kinds.values():
+            size = max(1, self._max_values // max(1, num_values(images[0][1])))
+            for i in range(0, len(images), size):
+                together = images[i : i + size]
+                outputs = self._encoder.encode_equal([tensors for _, tensors in together], self._device)
+                self.num_calls += 1
+                found |= {digest: output for (digest, _), output in zip(together, outputs, strict=True)}
+        for digest, feature_im in found.items():
+            self.cache.put(digest, feature_im)
+        return found
 
     def rope_positions(self, position_t: Tensor, arrays: StepArrays, media: MediaInput | None) -> Tensor | None:
         """Positions in three dimensions [3, t], where the model has such."""

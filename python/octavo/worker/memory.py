@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.models.image_families import IMAGE_FAMILIES
+from octavo.multimodal.limits import ImageLimits
 from octavo.worker.cache_groups import CacheLayout, lane_bytes, layout_of, one_group
 from octavo.worker.device import DeviceFacts, check_backend, find_device
 from octavo.worker.resolve import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from octavo.models.config import NormalConfig
     from octavo.models.sources import ModelSource
     from octavo.protocol import Progress
+    from octavo.worker.encoder_memory import EncoderUsage
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +58,6 @@ GRAPH_BYTES = 8 << 20
 """A captured graph's own memory, roughly; intermediate tensors are in `activation_bytes`."""
 GRAPHS_A_SIZE = 5
 """One for each bound on the context (graphs.py), and two for rows that share blocks (together_graphs.py)."""
-ENCODER_BYTES = GIB
-"""Of intermediate tensors, for an image of several thousand patches."""
 STATE_BLOCK_SIZE = 256
 """Tokens between two states that are kept, where all layers keep states."""
 STATE_BLOCK_STEP, MAX_STATE_BLOCK = 64, 4096
@@ -81,10 +80,13 @@ class Usage:
     activation_bytes: int
     sampling_bytes: int
     graph_bytes: int
+    image_bytes: int = 0
+    """An encoder's work, and its outputs that are kept."""
 
     @property
     def total(self) -> int:
-        return self.weight_bytes + self.activation_bytes + self.sampling_bytes + self.graph_bytes
+        others = self.activation_bytes + self.sampling_bytes + self.graph_bytes + self.image_bytes
+        return self.weight_bytes + others
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class MemoryPlan:
     limits: Limits
     source: ModelSource
     model: NormalConfig
+    encoder: EncoderUsage | None = None
+    """Of a model that takes images."""
 
     @property
     def kv_bytes(self) -> int:
@@ -129,6 +133,16 @@ class MemoryPlan:
         parts = ", ".join(f"{count} layers keep {name}" for name, count in counts.items())
         return "" if counts.keys() == {"all"} else f"; {parts} ({len(self.layout.keeps)} groups)"
 
+    def _images(self, encoder: EncoderUsage) -> str:
+        """What images take, for people."""
+        width, height = encoder.picture
+        how = "" if encoder.is_counted else ", estimated"
+        return (
+            f"{_size(self.usage.image_bytes)}  {_size(encoder.work_bytes)} to encode (up to {width} x {height} pixels, "
+            f"{encoder.num_tokens} tokens{how}), {_size(self.config.media.encoder_cache_bytes)} of outputs kept; "
+            f"{_size(encoder.weight_bytes)} of the weights are the encoder's"
+        )
+
     def report(self) -> str:
         """Lines for people."""
         device, limits, usage = self.device, self.limits, self.usage
@@ -147,6 +161,8 @@ class MemoryPlan:
             ("longest context", f"{self.max_model_len} tokens; the cache holds {self.num_kv_tokens}"),
             ("concurrency", f"{concurrency} tokens"),
         ]
+        if self.encoder is not None:
+            rows.insert(4, ("images", self._images(self.encoder)))
         return "\n".join(f"{name:<17}{value}" for name, value in rows)
 
 
@@ -194,7 +210,13 @@ def rows_at_a_time(device: DeviceFacts, vocab_size: int, max_num_seqs: int) -> i
     return min(max_num_seqs, max(1, max(MAX_CHUNK_LOGITS, affordable) // vocab_size))
 
 
-def usage_of(config: EngineConfig, model: NormalConfig, device: DeviceFacts, weight_bytes: int) -> Usage:
+def usage_of(
+    config: EngineConfig,
+    model: NormalConfig,
+    device: DeviceFacts,
+    weight_bytes: int,
+    encoder: EncoderUsage | None = None,
+) -> Usage:
     """Bytes of a resolved config beside the KV cache. Activations: the sum of what a layer makes, an upper bound."""
     item = DTYPE_BYTES[config.model.dtype]
     limits = limits_of(config)
@@ -211,18 +233,11 @@ def usage_of(config: EngineConfig, model: NormalConfig, device: DeviceFacts, wei
     return Usage(
         weight_bytes=weight_bytes,
         activation_bytes=limits.max_num_batched_tokens * per_token
-        + expert_bytes(model, limits.max_num_batched_tokens, item)
-        + image_bytes(config, model, device),
+        + expert_bytes(model, limits.max_num_batched_tokens, item),
         sampling_bytes=chunk_rows * model.vocab_size * LOGIT_BYTES + counts_and_masks,
         graph_bytes=(len(sizes) * GRAPHS_A_SIZE + num_mixed) * GRAPH_BYTES + graph_tokens * per_token,
+        image_bytes=0 if encoder is None else encoder.work_bytes + config.media.encoder_cache_bytes,
     )
-
-
-def image_bytes(config: EngineConfig, model: NormalConfig, device: DeviceFacts) -> int:
-    """What images take beside their tokens: embeddings that are kept, and the encoder's work on a large one."""
-    if model.raw.get("model_type") not in IMAGE_FAMILIES:
-        return 0
-    return config.media.encoder_cache_bytes + (ENCODER_BYTES if device.kind == "cuda" else 0)
 
 
 def expert_bytes(model: NormalConfig, num_tokens: int, item: int) -> int:
@@ -276,13 +291,15 @@ def plan_memory(
     weight_bytes: int,
     *,
     is_even: bool = True,
+    encoder: EncoderUsage | None = None,
 ) -> MemoryPlan:
     """Size the cache of a config that `resolve_config` made. ConfigError names the flag and value that would fit.
 
-    `is_even`: all layers have keys and values of one size, and the config says what they read.
+    `is_even`: all layers have keys and values of one size, and the config says what they read. `encoder`: of a model
+    that takes images.
     """
     limits = limits_of(config)
-    usage = usage_of(config, model, device, weight_bytes)
+    usage = usage_of(config, model, device, weight_bytes, encoder)
     sizes = layer_bytes(model, kv_dtype(config), limits.block_size)
     asked = config.model.max_model_len
     wanted_len = asked if isinstance(asked, int) else model.max_position_embeddings
@@ -314,6 +331,7 @@ def plan_memory(
         limits=limits,
         source=source,
         model=model,
+        encoder=encoder,
     )
 
 
@@ -333,14 +351,17 @@ def _weights_do_not_fit(
     usable, need_bytes = usable_bytes(config, device), usage.total + least_kv_bytes
     ways = _larger_share(device, need_bytes)
     fewer = with_fewer_tokens(config, FEW_TOKENS)
-    fewer_bytes = usage_of(fewer, model, device, usage.weight_bytes).total + least_kv_bytes
+    fewer_bytes = usage_of(fewer, model, device, usage.weight_bytes).total + usage.image_bytes + least_kv_bytes
     if fewer_bytes <= usable:
         ways.append(f"--max-num-batched-tokens {FEW_TOKENS}")
     elif not ways:
         ways += [f"--max-num-batched-tokens {FEW_TOKENS} {share}" for share in _larger_share(device, fewer_bytes)]
     shorter = replace(config, model=replace(config.model, dtype="bfloat16"))
     halved = usage.weight_bytes // 2 + (1 << 20)  # tables that stay float32
-    if config.model.dtype == "float32" and usage_of(shorter, model, device, halved).total + least_kv_bytes <= usable:
+    if (
+        config.model.dtype == "float32"
+        and usage_of(shorter, model, device, halved).total + usage.image_bytes + least_kv_bytes <= usable
+    ):
         ways.append("--dtype bfloat16")
     fix = " or ".join(ways) or f"a device with {_size(need_bytes)} free"
     raise ConfigError(
@@ -435,4 +456,9 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
         resolved = with_state_blocks(resolved, model, is_asked=config.cache.block_size is not None)
     shapes = {spec.cache_shape(1, 1) for spec in specs if isinstance(spec, AttentionSpec)}
     is_even = len(specs) == len(model.layer_windows) and len(shapes) <= 1
-    return plan_memory(resolved, source, model, device, taken.weight_bytes, is_even=is_even)
+    encoder = None
+    if taken.images is not None and ImageLimits.of(config.media).max_images:
+        from octavo.worker.encoder_memory import encoder_usage  # imports Transformers
+
+        encoder = encoder_usage(taken.images, source.folder, config.media)
+    return plan_memory(resolved, source, model, device, taken.weight_bytes, is_even=is_even, encoder=encoder)

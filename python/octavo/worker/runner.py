@@ -8,6 +8,7 @@ Shape suffixes: t tokens, s sampled rows, m model dim.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -44,6 +45,13 @@ from octavo.worker.together_graphs import TogetherGraphs
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
     from octavo.models.sources import ModelSource
+
+
+ON_DEVICE = (
+    "_model", "_media", "_backend", "_kernels", "_slots", "_sampler", "_sampling", "_fixed_rows", "_arenas", "_outputs",
+    "_launched", "_graphs", "_mixed_graphs", "_together_graphs", "_events", "chores", "_core",
+)  # fmt: skip
+"""Attributes of a runner that hold tensors, or what does; gone once it is closed."""
 
 
 class TorchRunner:
@@ -108,8 +116,13 @@ class TorchRunner:
         self._image_facts, self._no_images = image_facts(self._model, plan.source.folder, self.config.media, device)
         images = self._model.images
         if images is not None and self._image_facts is not None:
-            cache_bytes = self.config.media.encoder_cache_bytes
-            self._media = StepMedia(images, cache_bytes=cache_bytes, num_slots=limits.max_num_seqs, device=device)
+            self._media = StepMedia(
+                images,
+                cache_bytes=self.config.media.encoder_cache_bytes,
+                max_values=0 if plan.encoder is None else plan.encoder.num_values,
+                num_slots=limits.max_num_seqs,
+                device=device,
+            )
             if images.is_whole:
                 self._backend = WholeImageAttention(self._backend)
         self._model.set_attention_backend(self._backend)
@@ -345,7 +358,8 @@ class TorchRunner:
         return plan.arena
 
     def close(self) -> None:
-        """See `Runner.close`."""
+        """See `Runner.close`. What is on the device goes now, not when this object does: modules refer to each other in
+        circles, which are looked for here even where they were frozen."""
         if self._build is not None:
             self._build.close()
         self._mixed_graphs.close()
@@ -355,6 +369,11 @@ class TorchRunner:
         self._kv_cache.lanes.clear()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
+        for name in ON_DEVICE:
+            self.__dict__.pop(name, None)
+        gc.unfreeze()
+        gc.collect()
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
 

@@ -1,0 +1,183 @@
+"""What images take on the device: the plan's count against what an encoder allocates in fact, encoding of equal sizes
+together, embeddings that live in a bounded cache, and memory that is given back."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from in_process import InThisProcess
+from PIL import Image
+from tiny_images import CASES, picture, saved
+from torch import Tensor
+
+from octavo import LLM, SamplingParams
+from octavo.config import EngineConfig, MediaConfig, ModelConfig
+from octavo.models.image_memory import AllocationCounter, count_encoding, estimate
+from octavo.models.images import ImageEncoder, kind
+from octavo.models.registry import build_model, read_config
+from octavo.multimodal import inputs
+from octavo.multimodal.processor import ImageProcessor
+from octavo.worker.encoder_memory import MIN_VALUES, encoder_usage
+from octavo.worker.media import FeatureCache, StepMedia
+from octavo.worker.memory import make_plan
+
+ENGINE: dict[str, Any] = {"dtype": "float32", "device": "cpu", "cpu_threads": 1, "block_size": 4}
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+TEXT = "Look: <image> What?"
+META = torch.device("meta")
+COUNTABLE = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "internvl", "gemma3")
+UNCOUNTABLE = ("idefics3", "smolvlm")
+"""Their encoders look at values (which pieces are padding)."""
+
+
+def encoders(name: str, folder: Path) -> tuple[ImageEncoder, ImageEncoder]:
+    """(without memory, with the checkpoint's weights)."""
+    model, _ = saved(name, folder)
+    config = read_config(json.loads((folder / "config.json").read_text()))
+    empty, full = (build_model(config, dtype=torch.float32, device=device) for device in (META, torch.device("cpu")))
+    full.load_weights(model.state_dict().items())
+    assert empty.images is not None
+    assert full.images is not None
+    return empty.images, full.images
+
+
+def allocated(encoder: ImageEncoder, tensors: dict[str, Tensor]) -> int:
+    """Peak bytes of encoding in fact."""
+    with AllocationCounter() as counter:
+        encoder.encode(tensors, torch.device("cpu"))
+    return counter.peak_bytes
+
+
+@pytest.mark.parametrize("name", COUNTABLE)
+def test_the_count_is_what_an_encoder_allocates(name: str, tmp_path: Path) -> None:
+    empty, full = encoders(name, tmp_path)
+    _, tensors = ImageProcessor(str(tmp_path), 10**6).of_size((200, 150))
+    expected = allocated(full, tensors)
+    counted = count_encoding(empty.base, lambda: empty.encode(tensors, META, keep_host=True))
+    assert counted is not None
+    assert 0.95 * expected <= counted <= 1.3 * expected
+    assert estimate(empty.base.config.vision_config, tensors, 4) >= expected
+
+
+@pytest.mark.parametrize("name", UNCOUNTABLE)
+def test_what_can_not_be_counted_is_estimated_from_above(name: str, tmp_path: Path) -> None:
+    empty, full = encoders(name, tmp_path)
+    _, tensors = ImageProcessor(str(tmp_path), 10**6).of_size((200, 150))
+    assert count_encoding(empty.base, lambda: empty.encode(tensors, META, keep_host=True)) is None
+    assert estimate(empty.base.config.vision_config, tensors, 4) >= allocated(full, tensors)
+
+
+def test_the_plan_has_the_largest_picture(tmp_path: Path) -> None:
+    saved("qwen2_vl", tmp_path)
+    model = ModelConfig(model=str(tmp_path), dtype="float32")
+    plans = [
+        make_plan(EngineConfig(model=model, media=MediaConfig(max_image_pixels=pixels))) for pixels in (400, 10**6)
+    ]
+    small, large = (plan.encoder for plan in plans)
+    assert small is not None
+    assert large is not None
+    assert large.num_tokens > small.num_tokens
+    assert large.is_counted
+    assert plans[1].usage.image_bytes == large.work_bytes + MediaConfig().encoder_cache_bytes
+    line = next(line for line in plans[1].report().splitlines() if line.startswith("images"))
+    assert f"{large.num_tokens} tokens" in line
+    none = make_plan(EngineConfig(model=model, media=MediaConfig(limit_mm_per_prompt='{"image": 0}')))
+    assert none.encoder is None
+    assert none.usage.image_bytes == 0
+
+
+def test_a_folder_without_a_processor_plans_no_images(tmp_path: Path) -> None:
+    empty, _ = encoders("llava", tmp_path)
+    usage = encoder_usage(empty, tmp_path, MediaConfig())
+    assert usage is not None
+    assert usage.num_values == MIN_VALUES
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (tmp_path / name).unlink()
+    assert encoder_usage(empty, tmp_path, MediaConfig()) is None
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "idefics3", "internvl"])
+def test_pictures_of_one_size_give_the_same_together(name: str, tmp_path: Path) -> None:
+    _, encoder = encoders(name, tmp_path)
+    processor = ImageProcessor(str(tmp_path), 10**6)
+    images = [processor._run(picture(seed, (60, 40)), CASES[name].placeholder)[1] for seed in range(3)]
+    other = processor._run(picture(9, (40, 90)), CASES[name].placeholder)[1]
+    assert len({kind(image) for image in images}) == 1
+    if name not in ("llava", "internvl"):  # theirs are pieces of one size
+        assert kind(other) != kind(images[0])
+    together = encoder.encode_equal(images, torch.device("cpu"))
+    for image, found in zip(images, together, strict=True):
+        assert torch.allclose(found, encoder.encode(image, torch.device("cpu")), atol=1e-5)
+
+
+@pytest.fixture
+def llava(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    saved("llava", tmp_path)
+    monkeypatch.setattr(inputs, "ImageProcessorClient", InThisProcess)
+    return tmp_path
+
+
+def media_of(llm: LLM) -> StepMedia:
+    runner: Any = llm._loop.runner
+    found: StepMedia = runner._media
+    return found
+
+
+def ask(llm: LLM, pictures: Sequence[Image.Image]) -> list[list[int]]:
+    prompts = [{"prompt": TEXT, "multi_modal_data": {"image": image}} for image in pictures]
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+
+
+def test_pictures_that_wait_are_encoded_together(llava: Path) -> None:
+    pictures = [picture(seed) for seed in range(6)]
+    with LLM(str(llava), **ENGINE, max_num_batched_tokens=512) as llm:
+        media = media_of(llm)
+        answers = ask(llm, pictures)
+        assert media.num_calls == 1
+        ask(llm, pictures)
+        assert media.num_calls == 1
+        media._max_values = 2 * 3 * 28 * 28
+        assert llm.reset_prefix_cache()
+        media.cache = FeatureCache(0)
+        assert ask(llm, pictures) == answers
+        assert media.num_calls == 4
+
+
+def test_embeddings_are_bounded_and_pictures_that_are_cut_are_encoded_once(llava: Path) -> None:
+    """A chunk ends within each picture; without a cache, its embeddings last to the next step and no longer."""
+    with LLM(str(llava), **ENGINE) as whole:
+        expected = ask(whole, [picture(1)])
+    with LLM(str(llava), **ENGINE, max_num_batched_tokens=12, encoder_cache_bytes=0, max_num_seqs=1) as llm:
+        media = media_of(llm)
+        assert ask(llm, [picture(1)]) == expected
+        assert media.num_calls == 1
+        assert media.cache.num_bytes == 0
+        assert not media._cut
+        assert not media._slots
+    cache = FeatureCache(1000)
+    for i in range(10):
+        cache.put(bytes([i]), torch.zeros(100))
+        cache.put(bytes([i]), torch.zeros(100))
+        assert cache.num_bytes == min(2, i + 1) * 400
+    assert cache.get(bytes([9])) is not None
+    assert cache.get(bytes([0])) is None
+
+
+def test_a_closed_engine_holds_no_weights(llava: Path) -> None:
+    """Though its object is still there, and collected garbage was frozen."""
+    llm = LLM(str(llava), **ENGINE)
+    ask(llm, [picture(1)])
+    runner: Any = llm._loop.runner
+    weights = [weakref.ref(x) for x in runner._model.parameters()]
+    assert weights
+    gc.freeze()
+    llm.close()
+    assert not any(ref() is not None for ref in weights)
+    assert llm.facts.images is not None
