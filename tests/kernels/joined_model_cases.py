@@ -12,6 +12,9 @@ from paged_steps import fill
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
+from octavo.layers.fused import part_sums
+from octavo.layers.fused.part_sums import InParts
+from octavo.layers.linear import Linear
 from octavo.models.block import SelfAttention
 from octavo.models.config import normalize_config
 from octavo.models.decoder import Decoder
@@ -156,9 +159,23 @@ def test_decode_steps_by_the_one_kernel(name: str) -> None:
     for block in joined.layers():
         assert isinstance(block.attention, SelfAttention)
         assert block.attention.fused is not None
-        block.attention.fused._decodes = True
+        block.attention.fused.decodes = True
     check(model, joined, STEPS["decodes"], block_size=64)
     check(model, joined, STEPS["chunks-and-decodes"], block_size=64)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma-3", "gpt-oss"])
+@torch.inference_mode()
+def test_products_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms add up the halves of the products before them, if nothing else reads those."""
+    monkeypatch.setattr(part_sums, "FIRST_ROWS", 4)
+    monkeypatch.setattr(part_sums, "LEAST_FEATURES", 1)
+    model, joined = make_model(name), make_model(name)
+    joined.use_joins()
+    found = [module for module in joined.modules() if isinstance(module, Linear) and isinstance(module.method, InParts)]
+    assert len(found) == {"llama": 4, "gemma-3": 0, "gpt-oss": 0}[name]
+    check(model, joined, STEPS["decodes"], block_size=16)
+    check(model, joined, STEPS["one-row"], block_size=16)
 
 
 def test_models_are_plain_on_cpu() -> None:

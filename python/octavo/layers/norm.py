@@ -41,6 +41,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(total, weight, eps), total
 
 
+def whole(x: Tensor, residual: Tensor) -> Tensor:
+    """x, which may be in parts (fused/part_sums.py), as something like the residual."""
+    return x if x.ndim == residual.ndim else x.sum(0).to(residual.dtype)
+
+
 class RMSNorm(nn.Module):
     """RMS norm with a learned weight [dim]. Kernels may take the place of `norm` and `add` (fused/joins.py)."""
 

@@ -160,7 +160,7 @@ class DecoderBlock(nn.Module):
 
         self.names = names
         self.is_parallel, self.has_own_norm = spec.is_parallel, spec.has_own_norm
-        self.residual_scale = spec.residual_scale
+        self.residual_scale, self.norms_after = spec.residual_scale, spec.norms_after
         self.input_norm = norm(spec.norms_before and spec.has_mixer)
         self.attention = make_mixer(spec, names, rotary, choose, dtype, device)
         self.attention_out_norm = norm(spec.norms_after and spec.has_mixer)

@@ -24,7 +24,7 @@ from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.layers.invariant import invariant_logits, invariant_scores
 from octavo.layers.linear import Choice, dense
 from octavo.layers.moe import ExpertsSpec, Merged, SparseMLP
-from octavo.layers.norm import LayerNorm, RMSNorm, make_norm
+from octavo.layers.norm import LayerNorm, RMSNorm, make_norm, whole
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary
 from octavo.models.block import DecoderBlock, SelfAttention
@@ -173,6 +173,8 @@ class Decoder(nn.Module):
                 if isinstance(block.mlp_norm, RMSNorm):
                     quantize_between(block.mlp_norm, block.mlp.gate_up, pdl=pdl)
                 quantize_between(block.mlp.act, block.mlp.down, pdl=pdl)
+        if may_decode:
+            self._sum_between(pdl=pdl)
         for layer in (block.attention for block in self.layers()):
             if isinstance(layer, LatentAttention):
                 layer.use_fused(pdl=pdl)
@@ -187,6 +189,21 @@ class Decoder(nn.Module):
                     layer.attention, layer.q_norm, layer.k_norm, layer.rotary, pdl=pdl, may_decode=may_decode
                 )
                 self.reads_together |= layer.fused.decodes and not layer.attention.spec.window
+
+    def _sum_between(self, *, pdl: bool) -> None:
+        """Let norms add up what the products before them leave in parts."""
+        from octavo.layers.fused.part_sums import sum_between  # loads Triton
+
+        blocks = list(self.layers())
+        following = [*(block.input_norm for block in blocks[1:]), self.norm]
+        for block, next_norm in zip(blocks, following, strict=True):
+            if block.is_parallel or block.residual_scale != 1.0:
+                continue
+            layer, mlp = block.attention, block.mlp
+            if isinstance(layer, SelfAttention) and isinstance(block.mlp_norm, RMSNorm) and not block.norms_after:
+                sum_between(layer.o, block.mlp_norm, pdl=pdl)
+            if isinstance(mlp, GatedMLP) and isinstance(next_norm, RMSNorm) and not block.norms_after:
+                sum_between(mlp.down, next_norm, pdl=pdl)
 
     def weights(self) -> DecoderWeights:
         """The parameters, by what they are for; of a decoder without `DecoderShape.extras`."""
@@ -228,7 +245,7 @@ class Decoder(nn.Module):
         for layer, (block, cos_sin_tr) in enumerate(zip(self.layers(), angles, strict=True)):
             hidden_tm, residual_tm = block(hidden_tm, residual_tm, cos_sin_tr, ctx)
             if ctx.media is not None:
-                hidden_tm = ctx.media.deepened(hidden_tm, layer)
+                hidden_tm = ctx.media.deepened(whole(hidden_tm, residual_tm), layer)
         assert residual_tm is not None
         normed_tm, _ = self.norm.add_norm(hidden_tm, residual_tm)
         return normed_tm
