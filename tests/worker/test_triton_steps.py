@@ -22,6 +22,7 @@ from octavo.worker.memory import make_plan
 SCRIPT = """
 import json, sys
 from octavo import LLM, SamplingParams
+from octavo.layers import recurrent
 from octavo.worker import runner
 from octavo.worker import step_kinds
 from octavo.worker.graphs import DecodeGraphs
@@ -60,6 +61,7 @@ class Mixed(MixedGraphs):
         self._graphs[kind] = None
         return forward()
 
+recurrent.runs_kernels = lambda device: True
 step_kinds.GRAPH_TOKENS = (6, 16)
 runner.MixedGraphs = Mixed
 runner.DecodeGraphs = StandIn
@@ -151,6 +153,32 @@ def test_cache_groups_have_tables_of_their_own(tmp_path: Path) -> None:
     tokens, drawn, *_ = run_interpreted(prompts, options)
     greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     with LLM(**{**options, "attention_backend": "reference", "cache_groups": False}) as llm:
+        assert tokens == [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)]
+        outputs = llm.generate(prompts, [SamplingParams(seed=seed, **DRAWING) for seed in range(3)])
+    assert drawn == [output.outputs[0].token_ids for output in outputs]
+
+
+def test_states_beside_attention(tmp_path: Path) -> None:
+    """The kernels of gated delta nets beside attention in one pool, through steps as graphs would run them."""
+    config = transformers.Qwen3NextConfig(
+        vocab_size=131, hidden_size=32, intermediate_size=48, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, linear_num_key_heads=1, linear_num_value_heads=2,
+        linear_key_head_dim=16, linear_value_head_dim=16, num_experts=4, num_experts_per_tok=2,
+        shared_expert_intermediate_size=32, layer_types=["linear_attention", "full_attention"],
+        max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = transformers.Qwen3NextForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.15)
+    model.save_pretrained(tmp_path)
+    prompts = [[5 + i * i % 90 for i in range(45)], [9, 10, 11], [12]]
+    options = {**OPTIONS, "model": str(tmp_path)}
+    tokens, drawn, *_ = run_interpreted(prompts, options)
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with LLM(**{**options, "attention_backend": "reference"}) as llm:
         assert tokens == [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)]
         outputs = llm.generate(prompts, [SamplingParams(seed=seed, **DRAWING) for seed in range(3)])
     assert drawn == [output.outputs[0].token_ids for output in outputs]
