@@ -36,6 +36,28 @@ QWEN3_NEXT: dict[str, Any] = {
 }
 
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+    "nemotron-h-8b": {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "mlp_hidden_act": "relu2",
+        "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "qwen3-next-80b": QWEN3_NEXT,
     "qwen3-next-40b-half": QWEN3_NEXT | {"num_hidden_layers": 24},  # half of the layers: fits a card in 16 bits
     "gpt-oss-20b": {

@@ -74,6 +74,16 @@ QWEN3_NEXT = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
 }
 
+MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2, "num_hidden_layers": 3}
+NEMOTRON_H = {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "head_dim": 16,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+}
+
 MLA = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
@@ -323,6 +333,51 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Next",
         {**QWEN3_NEXT, "linear_num_key_heads": 1, "mlp_only_layers": [1], "attention_bias": True, "head_dim": 24},
     ),
+    "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "bamba-biases": (
+        "Bamba",
+        {**MAMBA, "attn_layer_indices": [0, 2], "mamba_proj_bias": True, "mamba_conv_bias": False, "mlp_bias": True},
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "shared_intermediate_size": 48,
+            "position_embedding_type": "rope",
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+            "embedding_multiplier": 2.0,
+            "attention_multiplier": 0.3,
+            "time_step_limit": (0.01, 2.0),
+        },
+    ),
+    "granite-hybrid-dense": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            "layer_types": ["attention", "mamba", "mamba"],
+            "shared_intermediate_size": 80,
+            "num_local_experts": 0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "nemotron-h": ("NemotronH", NEMOTRON_H),
+    "nemotron-h-experts": (
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 1.7,
+            "n_group": 2,
+            "topk_group": 1,
+            "use_bias": True,
+        },
+    ),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -380,6 +435,9 @@ NATIVE_PREFIXES = (
     "Helium",
     "Apertus",
     "Qwen3Next",
+    "Bamba",
+    "GraniteMoeHybrid",
+    "NemotronH",
 )
 
 

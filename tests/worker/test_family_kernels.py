@@ -58,6 +58,18 @@ PLAIN: dict[str, dict[str, Any]] = {
     "ernie_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe"},
     "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
     "qwen3_next": {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_experts": 16},
+    "bamba": {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "attn_layer_indices": [1]},
+    "granite_hybrid": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    },
+    "nemotron_h": {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M-M*-M-",
+        "mamba_num_heads": 8,
+    },
     "falcon": {
         "architectures": ["FalconForCausalLM"],
         "model_type": "falcon",

@@ -22,7 +22,7 @@ from octavo.kernels.reference.moe import Rule, choose
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
 from octavo.kernels.triton.moe_table import supports, supports_eight
 from octavo.kernels.triton.target import runs_kernels
-from octavo.layers.activation import ClampedActivation, GatedActivation
+from octavo.layers.activation import ClampedActivation, GatedActivation, activation
 from octavo.layers.fused.base import ExpertWeights
 from octavo.layers.linear import Choice, dense
 from octavo.layers.quant import fp8
@@ -85,13 +85,14 @@ class ExpertsSpec:
     """Of the experts' products."""
     clamped: Clamped | None = None
     """Instead of the model's activation."""
+    is_gated: bool = True
+    """Otherwise experts are down(act(up)), which no kernel runs."""
 
     @property
     def is_plain(self) -> bool:
         """Nothing but what Mixtral and Qwen have."""
-        return (
-            self.routing == Routing(renormalize=self.routing.renormalize) and not self.has_biases and not self.clamped
-        )
+        is_plain = self.routing == Routing(renormalize=self.routing.renormalize) and self.is_gated
+        return is_plain and not self.has_biases and not self.clamped
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,13 @@ class Merged:
         return Merged(self.slot, tuple(f"{prefix}.{name}" for name in self.names))
 
 
+def experts_activation(spec: ExpertsSpec, hidden_act: str) -> Callable[[Tensor], Tensor]:
+    """Of a mixture's experts."""
+    if spec.clamped is not None:
+        return ClampedActivation(spec.clamped.limit, spec.clamped.slope)
+    return GatedActivation(hidden_act) if spec.is_gated else activation(hidden_act)
+
+
 class SparseMLP(nn.Module):
     """router and experts; see `ExpertsSpec`."""
 
@@ -148,9 +156,9 @@ class SparseMLP(nn.Module):
         super().__init__()
         self.spec, self.names, self.dtype = spec, names, dtype
         count, inner = spec.num_experts, spec.intermediate_size
-        clamp = spec.clamped
-        self.act = GatedActivation(hidden_act) if clamp is None else ClampedActivation(clamp.limit, clamp.slope)
-        knows_activation = clamp is not None or hidden_act in SILU
+        clamp, first_inner = spec.clamped, 2 * inner if spec.is_gated else inner
+        self.act = experts_activation(spec, hidden_act)
+        knows_activation = spec.is_gated and (clamp is not None or hidden_act in SILU)
         knows_input = not spec.routing.weighs_input or spec.top_k == 1
         self.has_kernels = knows_activation and knows_input and supports(hidden_size, inner, count, spec.top_k)
         is_fp8 = self.has_kernels and supports_eight(hidden_size, inner) and self._is_chosen(choose, hidden_size)
@@ -162,7 +170,7 @@ class SparseMLP(nn.Module):
         self.router = parameter(count, hidden_size, kept=exact)
         self.router_bias = parameter(count, kept=exact) if routing.has_bias else None
         self.choice_bias = parameter(count, kept=torch.float32) if routing.has_choice_bias else None
-        self.gate_up = parameter(count, 2 * inner, hidden_size, kept=FP8 if is_fp8 else dtype)
+        self.gate_up = parameter(count, first_inner, hidden_size, kept=FP8 if is_fp8 else dtype)
         self.down = parameter(count, hidden_size, inner, kept=FP8 if is_fp8 else dtype)
         self.gate_up_scale = parameter(count, 2 * inner, kept=torch.float32) if is_fp8 else None
         self.down_scale = parameter(count, hidden_size, kept=torch.float32) if is_fp8 else None
@@ -262,8 +270,9 @@ class SparseMLP(nn.Module):
         for expert in range(self.spec.num_experts):
             prefix = f"{names.experts}.{expert}"
             gate_up = self.gate_up[expert]
-            found[f"{prefix}.{names.gate}.weight"] = gate_up[:inner]
-            found[f"{prefix}.{names.up}.weight"] = gate_up[inner:]
+            if self.spec.is_gated:
+                found[f"{prefix}.{names.gate}.weight"] = gate_up[:inner]
+            found[f"{prefix}.{names.up}.weight"] = gate_up[-inner:]
             found[f"{prefix}.{names.down}.weight"] = self.down[expert]
             if self.gate_up_scale is not None and self.down_scale is not None:
                 scale = self.gate_up_scale[expert]
@@ -276,7 +285,8 @@ class SparseMLP(nn.Module):
         """Where tensors of checkpoints that keep all experts in one go."""
         names = self.names
         prefixes = [f"{names.experts}.{expert}" for expert in range(self.spec.num_experts)]
-        halves = tuple(f"{prefix}.{part}.weight" for prefix in prefixes for part in (names.gate, names.up))
+        parts = (names.gate, names.up) if self.spec.is_gated else (names.up,)
+        halves = tuple(f"{prefix}.{part}.weight" for prefix in prefixes for part in parts)
         downs = tuple(f"{prefix}.{names.down}.weight" for prefix in prefixes)
         found = {names.merged_gate_up: Merged(self.gate_up, halves), names.merged_down: Merged(self.down, downs)}
         if self.gate_up_scale is not None and self.down_scale is not None:

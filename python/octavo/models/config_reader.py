@@ -21,7 +21,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
     "max_position_embeddings": ("n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx"),
     "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-    "hidden_act": ("hidden_activation", "activation_function", "activation"),
+    "hidden_act": ("hidden_activation", "activation_function", "activation", "mlp_hidden_act"),
     "rope_theta": ("rotary_emb_base",),
     "partial_rotary_factor": ("rotary_pct",),
     "dtype": ("torch_dtype",),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from octavo.errors import ModelError
 from octavo.models.config_reader import Reader
+from octavo.models.layer_kinds import EXPERTS, read_layer_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class ExpertsConfig:
 def read_experts(reader: Reader, layers: int) -> ExpertsConfig | None:
     """Layer i has experts if i + 1 is a multiple of `decoder_sparse_step`, i is not below `first_k_dense_replace` nor
     past `moe_layer_end_index`, and `mlp_only_layers` does not name it; or `moe_layers` names it,
-    or `mlp_layer_types` says so. None for families without experts."""
-    if "num_experts" not in reader.defaults:
+    or `mlp_layer_types` (of Nemotron-H: the layers' kinds) says so. None for models without experts."""
+    if "num_experts" not in reader.defaults or reader.get("num_experts") == 0:
         return None
     num_experts, top_k = _of_all_layers(reader, "num_experts"), _of_all_layers(reader, "num_experts_per_tok")
     if top_k > num_experts:
@@ -41,6 +42,8 @@ def read_experts(reader: Reader, layers: int) -> ExpertsConfig | None:
     last = end if end >= 0 else layers - 1
     kinds = reader.raw.get("mlp_layer_types")
     sparse = reader.get("moe_layers")
+    if reader.model_type == "nemotron_h":
+        sparse = [i for i, kind in enumerate(read_layer_kinds(reader, layers)) if kind == EXPERTS]
     if isinstance(kinds, list):
         sparse = [i for i, kind in enumerate(kinds) if kind == "sparse"]
     is_sparse = (

@@ -230,6 +230,15 @@ def renamed(*rules: tuple[str, str]) -> Callable[[NormalConfig, Tensors], Tensor
     return convert
 
 
+def without(prefix: str) -> Callable[[NormalConfig, Tensors], Tensors]:
+    """A `Family.convert` that leaves tensors out, of drafters beside the model."""
+
+    def convert(config: NormalConfig, tensors: Tensors) -> Tensors:
+        return ((name, tensor) for name, tensor in tensors if not name.startswith(prefix))
+
+    return convert
+
+
 def block_spec(config: NormalConfig, layer: int) -> BlockSpec:
     """Llama's block without biases: the config's sizes, window and rotation, scores scaled by 1 / sqrt(head_dim)."""
     rotates = config.layer_rotates[layer] if config.layer_rotates else True

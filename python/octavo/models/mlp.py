@@ -93,7 +93,8 @@ class SharedMLP(nn.Module):
             down=f"{prefix}{self.names.down}",
         )
         self.sparse = sparse
-        self.shared = GatedMLP(replace(spec, intermediate_size=spec.shared_size), inside, choose, dtype, device)
+        make = GatedMLP if spec.is_gated else PlainMLP
+        self.shared = make(replace(spec, intermediate_size=spec.shared_size), inside, choose, dtype, device)
         self.gate: nn.Parameter | None = None
         if self.names.gate:
             self.gate = nn.Parameter(torch.empty(1, spec.hidden_size, dtype=dtype, device=device), requires_grad=False)

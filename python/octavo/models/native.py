@@ -54,6 +54,9 @@ NATIVE = {
     "HeliumForCausalLM": "octavo.models.helium:FAMILY",
     "ApertusForCausalLM": "octavo.models.apertus:FAMILY",
     "Qwen3NextForCausalLM": "octavo.models.qwen3_next:FAMILY",
+    "BambaForCausalLM": "octavo.models.bamba:FAMILY",
+    "GraniteMoeHybridForCausalLM": "octavo.models.granite_hybrid:FAMILY",
+    "NemotronHForCausalLM": "octavo.models.nemotron_h:FAMILY",
 }
 """Architecture (config.json `architectures[0]`) -> its `Family`."""
 
@@ -70,6 +73,7 @@ FOREIGN_OPTIONS = {
     "OlmoeForCausalLM": ("clip_qkv",),
     "FalconForCausalLM": ("alibi",),
     "PhiForCausalLM": ("qk_layernorm",),
+    "NemotronHForCausalLM": ("moe_latent_size",),
 }
 """Options of an architecture that its `Family` does not have."""
 

@@ -451,14 +451,15 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     taken = footprint(model, DTYPES[resolved.model.dtype], quantization=kept)
     if not taken.is_capturable:
         resolved = replace(resolved, execution=replace(resolved.execution, enforce_eager=True, cuda_graph_sizes=[]))
-    model, specs = as_attended(model, taken.attention_specs), taken.attention_specs
-    if any(model.state_sizes):
-        resolved = with_state_blocks(resolved, model, is_asked=config.cache.block_size is not None)
+    attended, specs = as_attended(model, taken.attention_specs), taken.attention_specs
+    if any(attended.state_sizes):
+        resolved = with_state_blocks(resolved, attended, is_asked=config.cache.block_size is not None)
     shapes = {spec.cache_shape(1, 1) for spec in specs if isinstance(spec, AttentionSpec)}
-    is_even = len(specs) == len(model.layer_windows) and len(shapes) <= 1
+    is_even = len(specs) == len(attended.layer_windows) and len(shapes) <= 1
     encoder = None
     if taken.images is not None and ImageLimits.of(config.media).max_images:
         from octavo.worker.encoder_memory import encoder_usage  # imports Transformers
 
         encoder = encoder_usage(taken.images, source.folder, config.media)
-    return plan_memory(resolved, source, model, device, taken.weight_bytes, is_even=is_even, encoder=encoder)
+    plan = plan_memory(resolved, source, attended, device, taken.weight_bytes, is_even=is_even, encoder=encoder)
+    return replace(plan, model=model)
