@@ -28,6 +28,7 @@ def attend(
     scale: float,
     window: int,
     norm_eps: float,
+    sink_h: Tensor | None = None,
 ) -> Tensor:
     """Output [r, h, d] in qkv's dtype; writes K and V of every row at position kv_len - 1 of `kv_cache`
     [blocks, 2, g, block size, d].
@@ -53,6 +54,7 @@ def attend(
         scale=scale,
         window=window,
         soft_cap=0.0,
+        sink_h=sink_h,
     )
 
 

@@ -40,7 +40,7 @@ from octavo.kernels.triton.shared_attention import (
 
 TILE: Final = 64
 MAX_SPLITS: Final = 16
-LOG2_E: Final = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 NUM_PROGRAMS: Final = 128
 """About the multiprocessors of the device: split rows until so many programs run."""
 SHORT_CONTEXT: Final = 256
@@ -104,6 +104,7 @@ def attention_kernel(
     rotary_table,
     q_gain_d,
     k_gain_d,
+    sink_h,
     out,
     split_acc,
     split_max,
@@ -128,6 +129,7 @@ def attention_kernel(
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
     QK_NORM: tl.constexpr,
+    SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -213,6 +215,12 @@ def attention_kernel(
             acc_dg = acc_dg * shrink_g[None, :] + v_d.to(tl.float32)[:, None] * p_g[None, :]
             top_g = new_top_g
         if num_shares == 1:
+            if SINKS:
+                sink_g = tl.load(sink_h + head * GROUP + g, mask=g < GROUP, other=-1e30).to(tl.float32) * LOG2_E
+                new_top_g = tl.maximum(top_g, sink_g)
+                shrink_g = tl.exp2(top_g - new_top_g)
+                sum_g = sum_g * shrink_g + tl.exp2(sink_g - new_top_g)
+                acc_dg = acc_dg * shrink_g[None, :]
             places = out + (row_head * GROUP + g)[None, :] * HEAD_DIM + d[:, None]
             tl.store(places, (acc_dg / sum_g[None, :]).to(out.dtype.element_ty), mask=(g < GROUP)[None, :])
         elif SPLITS > 1:
@@ -231,6 +239,7 @@ def reduce_kernel(
     split_acc,
     split_max,
     split_sum,
+    sink_h,
     out,
     table_stride,
     SPLITS: tl.constexpr,
@@ -244,6 +253,7 @@ def reduce_kernel(
     GROUP_P2: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
+    SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -265,8 +275,14 @@ def reduce_kernel(
         top = tl.load(split_max + part, mask=is_share, other=-1e30)
         total = tl.load(split_sum + part, mask=is_share, other=0.0)
         acc = tl.load(split_acc + part[:, None] * HEAD_DIM + d[None, :], mask=is_share[:, None], other=0.0)
-        weight = tl.exp2(top - tl.max(top, 0))
-        mean = tl.sum(acc * weight[:, None], 0) / tl.sum(total * weight, 0)
+        best = tl.max(top, 0)
+        seen = 0.0
+        if SINKS:
+            sink = tl.load(sink_h + head).to(tl.float32) * LOG2_E
+            best = tl.maximum(best, sink)
+            seen = tl.exp2(sink - best)
+        weight = tl.exp2(top - best)
+        mean = tl.sum(acc * weight[:, None], 0) / (tl.sum(total * weight, 0) + seen)
         tl.store(out + (row * KV_HEADS * GROUP + head) * HEAD_DIM + d, mean.to(out.dtype.element_ty))
 
 
@@ -334,6 +350,8 @@ class AttentionLayer:
     k_gain_d: Tensor | None
     norm_eps: float
     rotary_table: Tensor
+    sink_h: Tensor | None = None
+    """A score for each query head, which weighs in the softmax without a value."""
 
 
 def choose_splits(num_rows: int, num_kv_heads: int, max_kv_len: int) -> int:
@@ -392,6 +410,7 @@ def attend(
         "shared_2": rows.kv_len_r if rows.shared_2 is None else rows.shared_2,
         "table_stride": rows.block_table_sb.stride(0),
     }
+    sinks = {"sink_h": qkv_ro if layer.sink_h is None else layer.sink_h}
     shares = {"split_acc": scratch.acc_f, "split_max": scratch.max_f, "split_sum": scratch.sum_f}
     args = {
         "qkv": qkv_ro,
@@ -402,25 +421,27 @@ def attend(
         "rotary_table": layer.rotary_table,
         "q_gain_d": layer.q_gain_d if has_norm else qkv_ro,
         "k_gain_d": layer.k_gain_d if has_norm else qkv_ro,
+        **sinks,
         "out": out_ro,
         **shares,
         "shared_acc": scratch.acc_f if seen is None else seen.acc_f,
         "shared_max": scratch.max_f if seen is None else seen.max_f,
         "shared_sum": scratch.sum_f if seen is None else seen.sum_f,
-        "score_scale": layer.scale * LOG2_E,
+        "score_scale": layer.scale * LOG2_E.value,
         "eps": layer.norm_eps,
         "block_stride": kv_cache.stride(0),
         "value_offset": kv_cache.stride(1),
     }
-    full = constants | {"QK_NORM": has_norm}
+    has_sinks = {"SINKS": layer.sink_h is not None}
+    full = constants | {"QK_NORM": has_norm} | has_sinks
     launches = []
     if seen is not None:
         launches.append(shared_launch(args, full, count, _describe(kv_cache[:, 0], heads.head_dim // 2)))
     stages, warps = choose_stages(count, rows.max_kv_len), choose_warps(count, rows.max_kv_len)
     launches.append(Launch(attention_kernel, (heads.num_kv_heads, count, splits), args, full, warps, stages))
     if splits > 1:
-        reduce_args = {**row_args, **shares, "out": out_ro}
-        launches.append(Launch(reduce_kernel, (count, heads.num_heads), reduce_args, constants, 2))
+        reduce_args = {**row_args, **shares, **sinks, "out": out_ro}
+        launches.append(Launch(reduce_kernel, (count, heads.num_heads), reduce_args, constants | has_sinks, 2))
     return launches
 
 

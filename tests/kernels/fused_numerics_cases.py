@@ -189,19 +189,28 @@ def test_shared_blocks_do_not_matter_in_a_window() -> None:
     check_attention([200, 300], HEADS["gqa"], window=100, sharing=[0, 1], num_shared=3)
 
 
+@pytest.mark.parametrize(("splits", "window"), [(1, 0), (1, 100), (2, 0), (8, 70)])
+@pytest.mark.parametrize("heads", ["gqa", "group-of-7"])
+def test_attention_sinks(heads: str, splits: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "choose_splits", lambda *_: splits)
+    check_attention(ROWS["long"], HEADS[heads], window=window, has_sinks=True)
+
+
 def check_attention(
     lengths: list[int],
     heads: HeadShape,
     *,
     window: int = 0,
     qk_norm: bool = False,
+    has_sinks: bool = False,
     sharing: Sequence[int] = (),
     num_shared: int = 0,
 ) -> None:
     seed = len(lengths) + window
     case = make_attention(
-        lengths, heads, window=window, qk_norm=qk_norm, seed=seed, sharing=sharing, num_shared=num_shared
-    )
+        lengths, heads, window=window, qk_norm=qk_norm, has_sinks=has_sinks, seed=seed, sharing=sharing,
+        num_shared=num_shared,
+    )  # fmt: skip
     layer, rows = case.layer, case.rows
     expected_cache = case.kv_cache.clone()
     expected = reference_attend(
@@ -218,6 +227,7 @@ def check_attention(
         scale=layer.scale,
         window=window,
         norm_eps=layer.norm_eps,
+        sink_h=layer.sink_h,
     ).flatten(1)
     out = torch.full_like(expected, torch.nan)
     scratch = AttentionScratch.allocate(heads, 32, CPU)

@@ -34,6 +34,7 @@ def make_attention(
     *,
     window: int = 0,
     qk_norm: bool = False,
+    has_sinks: bool = False,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
@@ -63,8 +64,9 @@ def make_attention(
     angle = torch.arange(max(lengths) + 1)[:, None] * 10000.0 ** (-torch.arange(dim // 2) / (dim // 2))
     gains = [1 + 0.2 * random(dim) if qk_norm else None for _ in range(2)]
     layer = AttentionLayer(
-        heads, dim**-0.5, window, gains[0], gains[1], 1e-6, torch.cat((angle.cos(), angle.sin()), -1).to(device)
-    )
+        heads, dim**-0.5, window, gains[0], gains[1], 1e-6, torch.cat((angle.cos(), angle.sin()), -1).to(device),
+        2.0 + random(heads.num_heads) if has_sinks else None,
+    )  # fmt: skip
     rows = DecodeRows(
         table_sb.to(device),
         slots.to(device, torch.int32),

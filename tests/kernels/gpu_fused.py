@@ -167,6 +167,8 @@ ATTENTION = {
     "group-16-dim-64": (HeadShape(32, 2, 64), {}),
     "mha-dim-64": (HeadShape(8, 8, 64), {"window": 100}),
     "window": (HeadShape(32, 8, 128), {"window": 700}),
+    "sinks": (HeadShape(64, 8, 64), {"has_sinks": True}),
+    "sinks-window": (HeadShape(64, 8, 64), {"has_sinks": True, "window": 128}),
 }
 
 
@@ -209,6 +211,7 @@ def check_attention(report: Report) -> None:
             scale=layer.scale,
             window=layer.window,
             norm_eps=layer.norm_eps,
+            sink_h=layer.sink_h,
         )
         report.check(f"attention {name}", relative_error(out, expected.flatten(1)), 8e-3)
         report.check(f"attention {name} cache", relative_error(case.kv_cache, expected_cache), 1e-4)

@@ -150,7 +150,7 @@ def test_steps(name: str, step: str) -> None:
     check(model, joined, STEPS[step], block_size=16)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "gpt-oss"])
 @torch.inference_mode()
 def test_decode_steps_by_the_one_kernel(name: str) -> None:
     """As on Hopper."""

@@ -54,6 +54,7 @@ class QkvAttention:
             k_gain_d=k_gain_d,
             norm_eps=q_norm.eps if q_norm is not None else 0.0,
             rotary_table=rotary.table,
+            sink_h=attention.sink_h,
         )
         self.decodes = (
             may_decode
@@ -62,7 +63,6 @@ class QkvAttention:
             and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
             and not spec.soft_cap
             and spec.is_plain
-            and attention.sink_h is None
         )
 
     @staticmethod
