@@ -333,6 +333,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Next",
         {**QWEN3_NEXT, "linear_num_key_heads": 1, "mlp_only_layers": [1], "attention_bias": True, "head_dim": 24},
     ),
+    "qwen3.5": ("Qwen3_5", {**QWEN3_NEXT, "tie_word_embeddings": True}),
+    "qwen3.5-moe": ("Qwen3_5Moe", {**QWEN3_NEXT, "linear_num_key_heads": 4}),
     "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
     "bamba-biases": (
         "Bamba",
@@ -384,7 +386,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
+CONFIG_CLASSES = {
+    "Qwen3_5": "Qwen3_5TextConfig",
+    "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
+    "Gemma3": "Gemma3TextConfig",
+    "Llama4": "Llama4TextConfig",
+}
 
 NATIVE_PREFIXES = (
     "Llama",
@@ -435,6 +442,8 @@ NATIVE_PREFIXES = (
     "Helium",
     "Apertus",
     "Qwen3Next",
+    "Qwen3_5",
+    "Qwen3_5Moe",
     "Bamba",
     "GraniteMoeHybrid",
     "NemotronH",

@@ -50,10 +50,11 @@ def read_experts(reader: Reader, layers: int) -> ExpertsConfig | None:
         (i in sparse if isinstance(sparse, list) else (i + 1) % step == 0 and first <= i <= last and i not in dense)
         for i in range(layers)
     )
+    has_own_size = reader.get("moe_intermediate_size") is not None
     return ExpertsConfig(
         num_experts=num_experts,
         top_k=top_k,
-        intermediate_size=reader.integer("moe_intermediate_size", reader.integer("intermediate_size")),
+        intermediate_size=reader.integer("moe_intermediate_size" if has_own_size else "intermediate_size"),
         renormalize=bool(reader.get("norm_topk_prob")),
         is_sparse=tuple(is_sparse),
     )

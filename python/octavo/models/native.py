@@ -54,6 +54,8 @@ NATIVE = {
     "HeliumForCausalLM": "octavo.models.helium:FAMILY",
     "ApertusForCausalLM": "octavo.models.apertus:FAMILY",
     "Qwen3NextForCausalLM": "octavo.models.qwen3_next:FAMILY",
+    "Qwen3_5ForCausalLM": "octavo.models.qwen3_next:FAMILY",
+    "Qwen3_5MoeForCausalLM": "octavo.models.qwen3_next:FAMILY",
     "BambaForCausalLM": "octavo.models.bamba:FAMILY",
     "GraniteMoeHybridForCausalLM": "octavo.models.granite_hybrid:FAMILY",
     "NemotronHForCausalLM": "octavo.models.nemotron_h:FAMILY",

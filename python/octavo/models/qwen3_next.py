@@ -1,5 +1,6 @@
-"""Qwen 3-Next (80B-A3B): three layers in four are gated delta nets, the others attend with gates of heads and rotate a
-quarter of them; mixtures of experts with one that every token takes; norms by 1 + weight."""
+"""Qwen 3-Next (80B-A3B) and the text of Qwen 3.5: three layers in four are gated delta nets, the others attend with
+gates of heads and rotate a quarter; mixtures of experts with one that every token takes, or MLPs; norms by 1 + weight.
+Qwen 3.5's checkpoints have recurrent products by what they make, Qwen 3-Next's by head."""
 
 from __future__ import annotations
 
@@ -82,26 +83,30 @@ def _convert(config: NormalConfig, tensors: Tensors) -> Tensors:
             yield name, tensor
 
 
+_SIZES = {
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+_EXPERTS = {
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+}
 DEFAULTS = {
-    "qwen3_next": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "layer_types": None,
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-    },
+    "qwen3_next": {**_SIZES, **_EXPERTS, "num_experts": 512},
+    "qwen3_5_text": {**_SIZES, "num_key_value_heads": 4},
+    "qwen3_5_moe_text": {**_SIZES, **_EXPERTS, "num_experts": 256, "num_experts_per_tok": 8},
 }
 """model_type -> what its config.json means where it is silent."""
 
