@@ -37,6 +37,8 @@ BAD: list[Body] = [
     {"structured_outputs": {"josn": {}}},
     {"response_format": {"type": "json_schema", "schema": {"type": "object"}}},
     {"response_format": {"type": "yaml"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "not-a-type"}}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array", "contains": {}}}}},
     {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
 ]
 SCHEMAS: list[Body] = [
@@ -68,8 +70,30 @@ async def test_so01_bad_constraints_are_refused_and_leave_no_trace(streamed: boo
             status, answer = await post(client, CHAT, {"messages": HI, "max_tokens": 8, "stream": streamed, **fields})
             assert status == 400, (fields, answer)
             assert answer["error"]["param"] in fields, answer
-            assert answer["error"]["message"]
+            assert answer["error"]["param"] in answer["error"]["message"]
     assert (await client.get("/health")).status_code == 200
+
+
+NO_SCHEMA = {"type": "not-a-type"}
+PLACES: list[tuple[str, Body, str]] = [
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": NO_SCHEMA}}}, "response_format"),
+    (TEXT, {"response_format": {"type": "json_schema", "json_schema": {"schema": NO_SCHEMA}}}, "response_format"),
+    ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": NO_SCHEMA}}}, "output_config"),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": NO_SCHEMA}}}, "text"),
+    *((path, {"structured_outputs": {"json": NO_SCHEMA}}, "structured_outputs") for path in ("/v1/messages", TEXT)),
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("path", "fields", "field"), PLACES)
+async def test_so01_the_field_is_named_as_the_request_names_it(
+    path: str, fields: Body, field: str, streamed: bool, client: httpx.AsyncClient
+) -> None:
+    asked: Body = {"prompt": "a"} if path == TEXT else {"input": "a"} if "responses" in path else {"messages": HI}
+    limit = {"max_output_tokens" if "responses" in path else "max_tokens": 16}
+    status, answer = await post(client, path, {**asked, **limit, **fields, "stream": streamed})
+    assert status == 400, answer
+    assert answer["error"]["message"].startswith(f"{field}."), answer
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: ",".join(schema))

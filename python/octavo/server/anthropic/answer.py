@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from octavo.server.errors import UnavailableError
@@ -20,7 +20,6 @@ from octavo.server.events import (
     TurnEnd,
     TurnEvent,
 )
-from octavo.server.schema.messages import WORDS
 from octavo.server.schema.words import all_renamed
 from octavo.server.turn import Turn
 
@@ -53,10 +52,14 @@ class MessageWriter:
     Args:
         max_tokens: What the request asked for; a shorter answer that ended for its length filled the context.
         shows_thinking: Else thinking blocks are there, without text.
+        words: The engine's names of fields -> those of the request, for errors.
     """
 
-    def __init__(self, turn: Turn, *, id: str, model: str, max_tokens: int, shows_thinking: bool) -> None:
+    def __init__(
+        self, turn: Turn, *, id: str, model: str, max_tokens: int, shows_thinking: bool, words: Mapping[str, str]
+    ) -> None:
         self._turn = turn
+        self._words = words
         self._id = id
         self._model = model
         self._max_tokens = max_tokens
@@ -82,7 +85,7 @@ class MessageWriter:
     async def events(self) -> AsyncIterator[list[Event]]:
         """Everything from message_start to message_stop."""
         started = False
-        async for batch in all_renamed(self._turn.events(), WORDS):
+        async for batch in all_renamed(self._turn.events(), self._words):
             events = [event for item in batch for event in self._write(item)]
             if not started:
                 events.insert(0, self._start())

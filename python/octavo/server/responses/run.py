@@ -23,7 +23,7 @@ from octavo.server.responses.mcp_events import approval_asked, call_begins, call
 from octavo.server.responses.store import Kept
 from octavo.server.responses.tools import Toolbox, choose
 from octavo.server.responses.truncate import drop_oldest
-from octavo.server.schema.responses import WORDS, ResponsesRequest
+from octavo.server.schema.responses import ResponsesRequest
 from octavo.server.schema.words import all_renamed, renamed
 from octavo.server.tenants import caller
 from octavo.server.turn import Turn, prompt_token_ids
@@ -125,7 +125,7 @@ class ResponseRun:
     async def count_input(self) -> int:
         """Instead of `start`: the number of tokens that the first turn would read."""
         await self._find_tools()
-        with renamed(WORDS):
+        with renamed(self._wanted.words):
             request = self._request(last=False)
             return len(await prompt_token_ids(self._context, request, size_bytes=self._size(request)))
 
@@ -154,7 +154,7 @@ class ResponseRun:
         """Submit the next turn."""
         request = self._request(last=last)
         self._num_turns += 1
-        with renamed(WORDS):
+        with renamed(self._wanted.words):
             if self._wanted.truncation == "auto":
                 request = await drop_oldest(self._context, request, size_bytes=self._size(request))
             if self._num_turns > 1:
@@ -197,7 +197,7 @@ class ResponseRun:
             said = _Said()
             turn = self._turn
             assert turn is not None, "start comes first"
-            async for batch in all_renamed(turn.events(), WORDS):
+            async for batch in all_renamed(turn.events(), self._wanted.words):
                 events = [] if opened else self._opening()
                 opened = True
                 events += [out for event in batch for out in self._read(event, said)]

@@ -15,8 +15,9 @@ from octavo.server.chat_chunks import ChatWriter
 from octavo.server.context import ServerContext
 from octavo.server.events import TurnMessage
 from octavo.server.logprobs import chat_entries, prompt_mappings
-from octavo.server.schema.chat import ChatRequest, in_chat_words, parse_chat
+from octavo.server.schema.chat import ChatRequest, parse_chat
 from octavo.server.schema.sampling import StreamOptions
+from octavo.server.schema.words import all_renamed, renamed
 from octavo.server.sse import ClientGoneError, EventStream, while_connected
 from octavo.server.turn import Turn, collect
 
@@ -28,13 +29,14 @@ async def chat(request: Request) -> Response:
     body, size_bytes = await read_json(request)
     wanted, turn_request = parse_chat(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
-    with in_chat_words(wanted):
+    with renamed(wanted.words):
         turn = await Turn.start(context, turn_request, size_bytes=size_bytes)
     answer = _Answer(context, wanted, turn, f"chatcmpl-{request.state.request_id}", model)
     if wanted.stream:
-        return EventStream(answer.writer().sse(), turn.close)
+        return EventStream(all_renamed(answer.writer().sse(), wanted.constraint_words), turn.close)
     try:
-        messages = await while_connected(request.receive, collect(turn))
+        with renamed(wanted.constraint_words):
+            messages = await while_connected(request.receive, collect(turn))
     except ClientGoneError:
         return Response(status_code=499)
     finally:

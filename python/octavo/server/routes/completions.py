@@ -21,6 +21,7 @@ from octavo.server.logprobs import CompletionLogprobs, Row, prompt_mappings
 from octavo.server.prompt import Prompt
 from octavo.server.schema.completions import CompletionRequest, parse_completion
 from octavo.server.schema.sampling import StreamOptions
+from octavo.server.schema.words import all_renamed, renamed
 from octavo.server.sse import ClientGoneError, EventStream, while_connected
 from octavo.server.tenants import caller
 
@@ -38,9 +39,10 @@ async def completions(request: Request) -> Response:
     generation = Generation(context, prompts, params, priority=wanted.priority, cache_salt=wanted.cache_salt)
     answer = _Answer(context, wanted, params, generation, f"cmpl-{request.state.request_id}", model)
     if wanted.stream:
-        return EventStream(answer.writer().events(), generation.close)
+        return EventStream(all_renamed(answer.writer().events(), wanted.constraint_words), generation.close)
     try:
-        collected = await while_connected(request.receive, collect(generation))
+        with renamed(wanted.constraint_words):
+            collected = await while_connected(request.receive, collect(generation))
     except ClientGoneError:
         return Response(status_code=499)
     finally:

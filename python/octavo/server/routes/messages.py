@@ -9,7 +9,7 @@ from starlette.routing import Route
 from octavo.server.anthropic.answer import MessageWriter
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
-from octavo.server.schema.messages import WORDS, parse_count, parse_messages
+from octavo.server.schema.messages import parse_count, parse_messages
 from octavo.server.schema.words import renamed
 from octavo.server.sse import ClientGoneError, EventStream, while_connected
 from octavo.server.turn import Turn, prompt_token_ids
@@ -22,7 +22,7 @@ async def messages(request: Request) -> Response:
     body, size_bytes = await read_json(request)
     wanted, turn_request = parse_messages(body, context.facts.default_sampling_params)
     model = context.check_model(wanted.model)
-    with renamed(WORDS):
+    with renamed(wanted.words):
         turn = await Turn.start(context, turn_request, size_bytes=size_bytes)
     writer = MessageWriter(
         turn,
@@ -30,6 +30,7 @@ async def messages(request: Request) -> Response:
         model=model,
         max_tokens=wanted.max_tokens,
         shows_thinking=wanted.shows_thinking,
+        words=wanted.words,
     )
     if wanted.stream:
         return EventStream(writer.sse(), turn.close)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +14,7 @@ from octavo.server.schema.parse import parse
 from octavo.server.schema.refused import refuse_unsupported
 from octavo.server.schema.response_format import constraint
 from octavo.server.schema.sampling import CommonRequest, sampling_params
+from octavo.server.schema.words import renamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,12 @@ class ChatRequest(CommonRequest):
     reasoning_effort: str | None = None
     include_reasoning: bool = True
     thinking_token_budget: int | None = None
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The engine's names of fields -> this endpoint's, as the body has them."""
+        names = {"logprobs": "top_logprobs", "prompt": "messages", **self.constraint_words}
+        return names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Ch
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise RequestError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")
-    with in_chat_words(request):
+    with renamed(request.words):
         params = sampling_params(
             body,
             defaults,
@@ -124,19 +129,3 @@ def _function_name(tool: object) -> str | None:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else None
-
-
-@contextmanager
-def in_chat_words(request: ChatRequest) -> Iterator[None]:
-    """Errors that come out have the names that fields have in this endpoint."""
-    names = {"logprobs": "top_logprobs", "prompt": "messages"}
-    if request.max_completion_tokens is not None:
-        names["max_tokens"] = "max_completion_tokens"
-    try:
-        yield
-    except RequestError as error:
-        param = names.get(error.param or "")
-        if param is None:
-            raise
-        message = re.sub(rf"^{error.param} ", f"{param} ", str(error))
-        raise RequestError(message, param=param, code=error.code) from None

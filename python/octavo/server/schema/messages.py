@@ -34,7 +34,8 @@ REFUSED = {
     "prompt_logprobs": "is not part of this API: see /v1/chat/completions",
 }
 # The engine's names of fields -> this endpoint's.
-WORDS = {"prompt": "messages", "stop": "stop_sequences", "structured_outputs": "output_config.format"}
+WORDS = {"prompt": "messages", "stop": "stop_sequences"}
+FORMAT_WORDS = {"structured_outputs": "output_config.format", "structured_outputs.json": "output_config.format.schema"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,11 @@ class MessagesRequest(CountRequest):
     cache_salt: str | None = None
 
     @property
+    def words(self) -> dict[str, str]:
+        """The engine's names of fields -> this endpoint's, as the body has them."""
+        return WORDS if self.structured_outputs is not None else {**WORDS, **FORMAT_WORDS}
+
+    @property
     def shows_thinking(self) -> bool:
         """False leaves the text of thinking blocks empty."""
         return self.thinking is None or self.thinking.display != "omitted"
@@ -114,7 +120,7 @@ def parse_messages(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
     thinking = wanted.thinking
     if thinking is not None and thinking.budget_tokens is not None and thinking.budget_tokens >= wanted.max_tokens:
         raise RequestError("thinking.budget_tokens must be less than max_tokens", param="thinking.budget_tokens")
-    with renamed(WORDS):
+    with renamed(wanted.words):
         own = {
             "max_tokens": wanted.max_tokens,
             "stop": wanted.stop_sequences or (),

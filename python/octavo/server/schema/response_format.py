@@ -7,9 +7,12 @@ from typing import Any
 
 from octavo.errors import RequestError
 from octavo.server.schema.parse import show
+from octavo.server.schema.words import renamed
 from octavo.structured_outputs import PARAM, StructuredOutputs
 
 FIELD = "response_format"
+WORDS = {PARAM: FIELD, f"{PARAM}.json": f"{FIELD}.json_schema.schema"}
+"""The engine's name of a constraint -> what a request with `response_format` calls it."""
 
 
 def constraint(body: Mapping[str, Any]) -> StructuredOutputs | None:
@@ -38,11 +41,8 @@ def from_format(format_: object) -> StructuredOutputs | None:
     if read is None:
         kinds = ", ".join(KINDS)
         raise RequestError(f"{FIELD}.type must be one of {kinds}, got {show(format_.get('type'))}", FIELD)
-    try:
+    with renamed(WORDS):
         return read(format_)
-    except RequestError as error:
-        message = str(error).replace(f"{PARAM}.json ", f"{FIELD}.json_schema.schema ")
-        raise RequestError(message.replace(PARAM, FIELD), FIELD) from None
 
 
 def _text(_: Mapping[str, Any]) -> None:

@@ -54,8 +54,8 @@ WORDS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
-    "structured_outputs": "text.format",
 }
+FORMAT_WORDS = {"structured_outputs": "text.format", "structured_outputs.json": "text.format.schema"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,11 @@ class ResponsesRequest:
         return EFFORTS[self.reasoning.effort] if self.reasoning is not None and self.reasoning.effort else None
 
     @property
+    def words(self) -> dict[str, str]:
+        """The engine's names of fields -> this endpoint's, as the body has them."""
+        return WORDS if self.structured_outputs is not None else {**WORDS, **FORMAT_WORDS}
+
+    @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in (self.include or ())
 
@@ -140,7 +145,7 @@ def parse_responses(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tup
     own: dict[str, Any] = {"max_tokens": wanted.max_output_tokens}
     if wanted.wants_logprobs or wanted.top_logprobs is not None:
         own["logprobs"] = wanted.top_logprobs or 0
-    with renamed(WORDS):
+    with renamed(wanted.words):
         own["structured_outputs"] = beside(body, _format(wanted.text), "text.format")
         params = sampling_params(body, defaults, **own)
     if params.n != 1:

@@ -13,6 +13,7 @@ from typing import Any
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.schema.parse import Check, check_for, pick
+from octavo.server.schema.response_format import WORDS
 
 # Fields with another form in the API than in SamplingParams: each endpoint gives them itself.
 _OWN_FORM = ("logprobs", "max_tokens", "detokenize", "structured_outputs")
@@ -46,6 +47,11 @@ class CommonRequest:
     echo: bool = False
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+
+    @property
+    def constraint_words(self) -> Mapping[str, str]:
+        """What a constraint on the answer is called in this body, by the engine's names."""
+        return {} if self.response_format is None else WORDS
 
     def check(self, body: Mapping[str, Any]) -> None:
         """Contradictions between fields, as `RequestError`."""
