@@ -6,6 +6,7 @@ Not here: what an option means (config.py), serving (server/service.py) and plan
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ from octavo.config import (
 from octavo.errors import ConfigError, OctavoError
 
 INTERRUPTED = 130
+SWITCH = re.compile(r"argument (--\S+)/(--no-\S+): ignored explicit argument")
+"""What argparse says of `--flag=false`."""
 
 TITLES = {
     "model": "model",
@@ -44,6 +47,9 @@ class Parser(argparse.ArgumentParser):
     """argparse with errors as `ConfigError`."""
 
     def error(self, message: str) -> NoReturn:
+        switch = SWITCH.match(message)
+        if switch:
+            raise ConfigError(f"{switch[1]} takes no value: {switch[1]} turns it on, {switch[2]} off")
         raise ConfigError(message)
 
 
@@ -72,9 +78,11 @@ def parse_text(flag: str, text: str, kinds: Sequence[Any]) -> Any:
 def parse_option(opt: Option, given: Any) -> Any:
     """What argparse has kept of a flag, as the option's type: a bool, one text, or a list of texts with commas."""
     kinds = typing.get_args(opt.type) or (opt.type,)
+    if given == "" and opt.name != "model":  # an unset variable in a script, say: --api-key "" must not mean no key
+        raise ConfigError(f"{opt.flag}: the value is empty: leave the flag out for the default", opt.name)
     if isinstance(given, list):
         parts = [part.strip() for text in given for part in text.split(",")]
-        if not all(parts):  # an unset variable in a script, say: --api-key "" must not mean that no key is needed
+        if not all(parts):
             raise ConfigError(f"{opt.flag}: a value is empty", opt.name)
         return [parse_text(opt.flag, part, kinds) for part in parts]
     return parse_text(opt.flag, given, kinds) if isinstance(given, str) else given
@@ -152,10 +160,12 @@ def serve(values: dict[str, Any]) -> int:
 
 
 def plan(values: dict[str, Any]) -> int:
+    from octavo.multimodal.limits import ImageLimits
     from octavo.pooling.recipe import choose_task
     from octavo.worker.choice import choose_plan
 
     config = make_engine_config(values)
+    ImageLimits.of(config.media)
     task = "generate" if config.execution.runner == "fake" else choose_task(config.model, _quiet)
     if task != "generate":
         raise ConfigError(f"this model's task is {task}: it has no KV cache to plan, only its weights and one batch")

@@ -8,6 +8,7 @@ depend on the model or the device are None here and are filled in where they are
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,11 @@ TOOL_CALL_PARSERS = (
     "json",
 )
 REASONING_PARSERS = ("openai_gptoss", "mistral", "granite", "qwen3", "glm45", "deepseek_r1")
+
+MAX_INT = 2**63 - 1
+"""No number of an option is greater; those that the core keeps in fewer bits have a `high`."""
+MAX_STEP_TOKENS = 1 << 24
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 
 Value = bool | int | float | str | list[str] | list[int] | dict[str, Any] | None
 
@@ -101,7 +107,9 @@ class CacheConfig:
     """The KV cache."""
 
     block_size: int | None = option(None, "Tokens a block; default 16 on CPU, 64 on CUDA.", low=1, high=1024)
-    num_gpu_blocks_override: int | None = option(None, "Number of KV blocks, instead of what memory allows.", low=2)
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV blocks, instead of what memory allows.", low=2, high=1 << 30
+    )
     gpu_memory_utilization: float = option(0.9, "Share of the device's memory that Octavo may use.", low=0.01, high=1.0)
     kv_cache_memory_bytes: int | None = option(
         None,
@@ -129,10 +137,16 @@ class SchedulerConfig:
         None, "Most sequences in a step; default 64 on CPU, 256 on CUDA.", low=1, high=8192
     )
     max_num_batched_tokens: int | None = option(
-        None, "Most tokens in a step (prompts are cut into chunks); default 512 on CPU, 8192 on CUDA.", low=1
+        None,
+        "Most tokens in a step (prompts are cut into chunks); default 512 on CPU, 8192 on CUDA.",
+        low=1,
+        high=MAX_STEP_TOKENS,
     )
     long_prefill_token_threshold: int = option(
-        0, "Most tokens of one prompt in a step while others decode; 0: no limit but the budget.", low=0
+        0,
+        "Most tokens of one prompt in a step while others decode; 0: no limit but the budget.",
+        low=0,
+        high=MAX_STEP_TOKENS,
     )
     max_itl_ms: float | None = option(
         None,
@@ -199,7 +213,7 @@ class ExecutionConfig:
         low=0,
     )
     cpu_threads: int | None = option(
-        None, "Threads of CPU execution; default: the physical cores this process may use.", low=1
+        None, "Threads of CPU execution; default: the physical cores this process may use.", low=1, high=1024
     )
     fake_step_ms: float = option(0.0, "Time that a step of the fake runner takes.", low=0)
 
@@ -408,8 +422,9 @@ def check_value(opt: Option, value: Any) -> None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if opt.low is not None and not value >= opt.low:
             raise ConfigError(f"{opt.flag}: {value} is below the least value, {opt.low:g}", opt.name)
-        if opt.high is not None and not value <= opt.high:
-            raise ConfigError(f"{opt.flag}: {value} is above the greatest value, {opt.high:g}", opt.name)
+        high = MAX_INT if opt.high is None and isinstance(value, int) else opt.high
+        if high is not None and not value <= high:
+            raise ConfigError(f"{opt.flag}: {value} is above the greatest value, {high}", opt.name)
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -483,6 +498,12 @@ def _check_engine(config: EngineConfig) -> None:
     if any(size < 1 for size in execution.cuda_graph_sizes):
         raise ConfigError("--cuda-graph-sizes: sizes must be at least 1", "cuda_graph_sizes")
     read_speculation(config.scheduler.speculative_config)
+    no_host = next((host for host in config.media.allowed_media_domains if not _HOST.fullmatch(host)), None)
+    if no_host is not None:
+        raise ConfigError(
+            f"--allowed-media-domains: {no_host!r} is no host: give the name alone, such as images.example.com",
+            "allowed_media_domains",
+        )
 
 
 def changed(config: EngineConfig | ServerConfig) -> dict[str, Any]:

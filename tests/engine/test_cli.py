@@ -76,6 +76,21 @@ MISTAKES = {
         "--attention-backend cpu contradicts --device cuda",
     ),
     "empty key": (["serve", "m", "--api-key", ""], "--api-key: a value is empty"),
+    "empty text": (["serve", "m", "--batch-dir", ""], "--batch-dir: the value is empty: leave the flag out"),
+    "a switch with a value": (
+        ["plan", "m", "--enable-prefix-caching=false"],
+        "--enable-prefix-caching takes no value: --enable-prefix-caching turns it on, --no-enable-prefix-caching off",
+    ),
+    "more than 64 bits": (["plan", "m", "--seed", "9" * 30], "is above the greatest value, 9223372036854775807"),
+    "more than the core holds": (
+        ["plan", "m", "--long-prefill-token-threshold", "4294967296"],
+        "--long-prefill-token-threshold: 4294967296 is above the greatest value, 16777216",
+    ),
+    "an address for a host": (
+        ["serve", "m", "--allowed-media-domains", "a.example.com,https://b.example.com/x"],
+        "--allowed-media-domains: 'https://b.example.com/x' is no host: give the name alone",
+    ),
+    "images": (["plan", "m", "--limit-mm-per-prompt", "3"], "--limit-mm-per-prompt: '3' is not JSON like"),
     "empty name": (["serve", "m", "--served-model-name", "a,,b"], "--served-model-name: a value is empty"),
     "two models": (["plan", "a", "--model", "b"], "the model is given twice: a and --model b"),
     "two words": (["plan", "a", "b"], "unexpected argument 'b'"),

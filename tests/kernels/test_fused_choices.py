@@ -10,13 +10,13 @@ import torch
 
 from octavo.attention.base import AttentionSpec
 from octavo.config import make_engine_config
-from octavo.errors import ModelError
+from octavo.errors import ConfigError, ModelError
 from octavo.kernels.triton.decode_attention_fused import MAX_SPLITS, choose_splits, choose_stages
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, PLAIN, TABLE, Gemv, Ring, bucket_for, choose
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.models.config import normalize_config
 from octavo.models.registry import build_model
-from octavo.worker.device import DeviceFacts
+from octavo.worker.device import DeviceFacts, cpu_facts
 from octavo.worker.resolve import resolve_config
 
 HOPPER = DeviceTraits("cuda", (9, 0))
@@ -158,3 +158,8 @@ def test_naming_another_attention_backend_turns_them_off(backend: str, asked: st
     )
     config = make_engine_config({"attention_backend": backend, "decode_kernels": asked})
     assert resolve_config(config, device, 8192).execution.decode_kernels == resolved
+
+
+def test_a_cpu_has_none() -> None:
+    with pytest.raises(ConfigError, match="--decode-kernels fused needs a CUDA device: use auto here"):
+        resolve_config(make_engine_config({"decode_kernels": "fused"}), cpu_facts(), 8192)

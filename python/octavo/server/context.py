@@ -13,7 +13,7 @@ from starlette.requests import Request
 from octavo import envs
 from octavo.chat_template import ChatTemplate
 from octavo.config import ServerConfig
-from octavo.errors import ModelError, RequestError
+from octavo.errors import ConfigError, ModelError, RequestError
 from octavo.pooling.inputs import InputEncoder
 from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts, PoolingFacts
@@ -64,7 +64,10 @@ class ServerContext:
         self.config = config
         self.created = int(time.time())
         if config.chat_template is not None:  # it is read again with the tokenizer: this finds mistakes before it loads
-            ChatTemplate.from_folder(None, config.chat_template)
+            try:
+                ChatTemplate.from_folder(None, config.chat_template)
+            except ModelError as error:
+                raise ConfigError(f"--chat-template: {error}", "chat_template") from None
         keys = config.api_key or [key for key in [envs.api_key()] if key]
         self.keyring = Keyring(keys, config.api_keys_file)
         self.draining = False

@@ -228,16 +228,24 @@ def _make_grpc(context: ServerContext, host: str, port: int) -> GrpcServer:
     return server
 
 
+def check_admin(config: ServerConfig) -> None:
+    """ConfigError for options of the /admin routes when there are none."""
+    if (config.admin_key or envs.admin_key()) is not None:
+        return
+    for flag, value in (("--admin-port", config.admin_port), ("--profile-dir", config.profile_dir)):
+        if value is not None:
+            raise ConfigError(f"{flag} needs --admin-key (or OCTAVO_ADMIN_KEY)", flag[2:].replace("-", "_"))
+
+
 def run(engine_config: EngineConfig, config: ServerConfig) -> int:
     """Serve; the exit code. Problems of starting are one line on stderr."""
     logs.configure(config.log_level.upper(), config.log_format, CallerFilter())
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level.upper())))
     try:
+        check_admin(config)
         listener = _listen(config.host, config.port, "--port")
         admin_listener = None
         if config.admin_port is not None:
-            if (config.admin_key or envs.admin_key()) is None:
-                raise ConfigError("--admin-port needs --admin-key (or OCTAVO_ADMIN_KEY)", "admin_port")
             admin_listener = _listen(config.host, config.admin_port, "--admin-port")
             log.info("the /admin routes listen on %s", base_url(config.host, admin_listener.getsockname()[1]))
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

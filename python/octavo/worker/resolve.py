@@ -77,6 +77,8 @@ def resolve_config(config: EngineConfig, device: DeviceFacts, max_position: int)
         raise ConfigError(f"--cuda-graph-sizes {sizes[-1]}: a step has at most {most_rows} rows", "cuda_graph_sizes")
     if config.execution.deterministic:
         _check_deterministic(config, device, backend)
+    if config.execution.decode_kernels == "fused" and device.kind != "cuda":
+        raise ConfigError("--decode-kernels fused needs a CUDA device: use auto here", "decode_kernels")
     if config.cache.kv_cache_dtype == "fp8" and not (device.has_fp8 and backend in GRAPH_BACKENDS):
         raise ConfigError(
             "--kv-cache-dtype fp8 needs a CUDA device with fp8 (compute capability 8.9 or later) and "

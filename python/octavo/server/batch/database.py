@@ -58,8 +58,11 @@ class Database:
             if "locked" in str(error):
                 raise ConfigError(f"--batch-dir: {folder} is used by another server", "batch_dir") from error
             raise ConfigError(f"--batch-dir: can't open {folder / NAME}: {error}", "batch_dir") from error
+        except FileExistsError as error:
+            raise ConfigError(f"--batch-dir: {folder} is a file, not a folder", "batch_dir") from error
         except (OSError, sqlite3.DatabaseError) as error:
-            raise ConfigError(f"--batch-dir: can't use {folder}: {error}", "batch_dir") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"--batch-dir: can't use {folder}: {reason}", "batch_dir") from error
 
     def _open(self) -> None:
         connection = self._connection

@@ -86,9 +86,11 @@ def read_keys_file(path: Path) -> dict[str, TenantSpec]:
         raise ConfigError(f"--api-keys-file: {path} can't be read: {reason}", "api_keys_file") from None
     try:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise ConfigError(f"--api-keys-file: {path} is not valid {kind}", "api_keys_file") from None
+        place = re.search(r"line \d+", str(error))
+        where = f" ({place[0]})" if place else ""
+        raise ConfigError(f"--api-keys-file: {path} is not valid {kind}{where}", "api_keys_file") from None
     tables = document.get("tenants") if isinstance(document, dict) else None
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(f"--api-keys-file: {path} has no tables [tenants.NAME]", "api_keys_file")
