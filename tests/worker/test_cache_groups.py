@@ -8,9 +8,11 @@ import pytest
 
 from octavo._core import CoreConfig
 from octavo.config import make_engine_config
+from octavo.errors import ConfigError
 from octavo.models.config import normalize_config
 from octavo.models.sources import ModelSource
-from octavo.worker.cache_groups import CacheLayout, Keep, lay_out, layout_of, one_group
+from octavo.worker import memory
+from octavo.worker.cache_groups import STATE, CacheLayout, Keep, lane_bytes, lay_out, layout_of, one_group
 from octavo.worker.device import DeviceFacts
 from octavo.worker.memory import GIB, MemoryPlan, plan_memory
 from octavo.worker.resolve import resolve_config
@@ -54,8 +56,8 @@ def test_layers_of_a_kind_make_groups_of_equal_size() -> None:
 
 @pytest.mark.parametrize("case", range(40))
 def test_control_plane_and_plan_count_alike(case: int) -> None:
-    kinds = [ALL, Keep("window", 1 + case % 7), Keep("chunk", 3 + case), Keep("window", 40)]
-    layout = lay_out([kinds[(case * i + i) % (1 + case % 4)] for i in range(3 + case % 5)])
+    kinds = [ALL, Keep("window", 1 + case % 7), Keep("chunk", 3 + case), Keep("window", 40), STATE]
+    layout = lay_out([kinds[(case * i + i) % (1 + case % 5)] for i in range(3 + case % 5)])
     for num_blocks in (1 + len(layout.keeps), 40, 300):
         size, depth = 1 + case % 6, 1 + case % 3
         config = CoreConfig(
@@ -95,3 +97,43 @@ def test_a_window_as_long_as_the_context_is_no_window() -> None:
     assert layout_of(model, 1024) == one_group(62)
     assert len(layout_of(model, 1025).keeps) == 7
     assert CacheLayout((ALL,), (0,)).of_model([]) == one_group(0)
+
+
+NEMOTRON_H_8B = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "hybrid_override_pattern": "M-M-M-M*-" + 3 * "M-M-M-M-M*-" + "M-M-M-M-M-",
+    "num_attention_heads": 32,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
+
+
+def test_states_and_keys_share_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 layers with states, 4 that attend: seven groups of four, whose blocks have room for either."""
+    device = DeviceFacts("cuda", "GPU", 141 * GIB, 140 * GIB, 8, True)
+    monkeypatch.setattr(memory, "find_device", lambda name: device)
+    monkeypatch.setattr(memory, "check_backend", lambda backend, device: None)
+    source = ModelSource("nemotron", None, None, NEMOTRON_H_8B, {}, None)
+    plan = memory.make_plan(make_engine_config({"model": "nemotron", "dtype": "bfloat16"}), source=source)
+    assert plan.layout.keeps == (ALL, *[STATE] * 6)
+    assert (plan.layout.num_lanes, len(plan.layout.layer_groups)) == (4, 28)
+    state_bytes, token_bytes = 4 * (128 * 64 * 128 + 3 * (128 * 64 + 2 * 8 * 128)), 2 * 8 * 128 * 2
+    size = plan.limits.block_size
+    assert state_bytes <= size * token_bytes < state_bytes + 64 * token_bytes
+    assert plan.block_bytes == 4 * size * token_bytes
+    assert "24 layers keep states" in plan.report()
+    longer = 2 * 8192 // size
+    assert plan.layout.blocks_for(2 * 8192, size, 2) == longer + 1 + 6 * 2
+    with pytest.raises(ConfigError, match=r"--block-size 40.*multiple of 16"):
+        memory.make_plan(make_engine_config({"model": "nemotron", "block_size": 40}), source=source)
+
+
+def test_lanes_of_unlike_layers_fit_the_larger() -> None:
+    layout = lay_out([ALL, STATE, STATE, ALL, STATE])
+    assert layout.num_lanes == 2
+    assert lane_bytes(layout, [1000, 700, 700, 1000, 700]) == [1024, 1024]
+    assert lane_bytes(lay_out([STATE] * 2), [700, 700]) == [700, 700]

@@ -21,12 +21,14 @@ from octavo.layers.attention import set_backend
 from octavo.layers.embedding import Embedding
 from octavo.layers.fused.base import DecodeKernels, DecoderWeights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
+from octavo.layers.gated_delta import GatedDeltaMixer
 from octavo.layers.invariant import invariant_logits, invariant_scores
 from octavo.layers.linear import Choice, dense
 from octavo.layers.moe import ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import LayerNorm, RMSNorm, make_norm, whole
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary
+from octavo.layers.state_space import StateSpaceMixer
 from octavo.models.block import DecoderBlock, SelfAttention
 from octavo.models.config import NormalConfig
 from octavo.models.family import BlockSpec, Family, Scales, Tensors
@@ -138,6 +140,8 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, LatentAttention):
                 raise ModelError("--deterministic can't run attention of latents")
+            if isinstance(module, StateSpaceMixer | GatedDeltaMixer):
+                raise ModelError("--deterministic can't run recurrent layers, whose sums depend on how prompts are cut")
             if isinstance(module, SparseMLP):
                 if not module.has_kernels or module.spec.routing.is_exact:
                     raise ModelError("--deterministic can't run these experts, for which there are no kernels")
