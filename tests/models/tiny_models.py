@@ -380,6 +380,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
         },
     ),
+    "phimoe": (
+        "Phimoe",
+        {"num_local_experts": 8, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
+    ),
+    "phimoe-window": ("Phimoe", {"num_local_experts": 4, "sliding_window": 9}),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 """Name -> (prefix of Transformers' config and model classes, what differs from SMALL)."""
@@ -441,6 +446,7 @@ NATIVE_PREFIXES = (
     "Jais2",
     "Helium",
     "Apertus",
+    "Phimoe",
     "Qwen3Next",
     "Qwen3_5",
     "Qwen3_5Moe",

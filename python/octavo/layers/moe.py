@@ -26,6 +26,7 @@ from octavo.layers.activation import ClampedActivation, GatedActivation, activat
 from octavo.layers.fused.base import ExpertWeights
 from octavo.layers.linear import Choice, dense
 from octavo.layers.quant import fp8
+from octavo.layers.sparse_mixer import sparse_mixer
 
 SILU = ("silu", "swish")
 
@@ -52,6 +53,8 @@ class Routing:
     """Logits are computed in fp32."""
     weighs_input: bool = False
     """What an expert reads is multiplied by its weight, instead of what it gives."""
+    jitter: float = 0.0
+    """Experts are chosen as `sparse_mixer` does, which this is a number of; 0: they are not."""
 
     @property
     def rule(self) -> Rule:
@@ -208,7 +211,14 @@ class SparseMLP(nn.Module):
             logit_te = logit_te + self.router_bias
         if self.has_kernels and runs_kernels(hidden_tm.device):
             return self._by_kernels(hidden_tm, logit_te)
-        return self._by_expert(hidden_tm, *choose(logit_te, self.spec.top_k, self.spec.routing.rule, self.choice_bias))
+        return self._by_expert(hidden_tm, *self._choose(logit_te, choose))
+
+    def _choose(self, logit_te: Tensor, by_rule: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Each token's experts, and their weights."""
+        routing, top_k = self.spec.routing, self.spec.top_k
+        if routing.jitter:
+            return sparse_mixer(logit_te, top_k, routing.jitter)
+        return by_rule(logit_te, top_k, routing.rule, self.choice_bias)
 
     def _by_kernels(self, hidden_tm: Tensor, logit_te: Tensor) -> Tensor:
         """Nothing is read back."""
@@ -235,7 +245,7 @@ class SparseMLP(nn.Module):
         )
         if routing.is_plain:
             return mix(experts, hidden_tm, logit_te)
-        expert_tj, weight_tj = choose_experts(logit_te, spec.top_k, routing.rule, self.choice_bias)
+        expert_tj, weight_tj = self._choose(logit_te, choose_experts)
         if routing.weighs_input:  # there is one expert a token
             hidden_tm, weight_tj = hidden_tm * weight_tj.to(hidden_tm.dtype), torch.ones_like(weight_tj)
         return mix(experts, hidden_tm, (expert_tj, weight_tj))

@@ -56,6 +56,7 @@ NATIVE = {
     "Qwen3NextForCausalLM": "octavo.models.qwen3_next:FAMILY",
     "Qwen3_5ForCausalLM": "octavo.models.qwen3_next:FAMILY",
     "Qwen3_5MoeForCausalLM": "octavo.models.qwen3_next:FAMILY",
+    "PhimoeForCausalLM": "octavo.models.phimoe:FAMILY",
     "BambaForCausalLM": "octavo.models.bamba:FAMILY",
     "GraniteMoeHybridForCausalLM": "octavo.models.granite_hybrid:FAMILY",
     "NemotronHForCausalLM": "octavo.models.nemotron_h:FAMILY",
