@@ -14,6 +14,16 @@ import triton.language as tl
 
 
 @triton.jit
+def load_columns(places, column, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A block of columns; past the last one, where blocks do not end with them, 0."""
+    if K % BLOCK_K == 0:  # noqa: SIM108 (known at compile time)
+        found = tl.load(places)
+    else:
+        found = tl.load(places, mask=column < K, other=0.0)
+    return found
+
+
+@triton.jit
 def gemv(
     x_k,
     weight_nk,
@@ -41,9 +51,9 @@ def gemv(
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     weights = weight_nk + n[:, None] * K + k[None, :]
-    first = tl.load(weights)
+    first = load_columns(weights, k[None, :], K, BLOCK_K)
     if EPILOGUE == "silu":
-        first_up = tl.load(weights + N * K)
+        first_up = load_columns(weights + N * K, k[None, :], K, BLOCK_K)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -52,15 +62,16 @@ def gemv(
         p = tl.arange(0, PARTIALS_P2)
         squares = tl.sum(tl.load(squares_in + p, mask=p < PARTIALS, other=0.0), 0)
         scale = tl.rsqrt(squares / K + eps)
-    x = tl.load(x_k + k).to(tl.float32)[None, :]
+    x = load_columns(x_k + k, k, K, BLOCK_K).to(tl.float32)[None, :]
     products = first.to(tl.float32) * x
     if EPILOGUE == "silu":
         products_up = first_up.to(tl.float32) * x
     for start in tl.static_range(BLOCK_K, K, BLOCK_K):
-        x = tl.load(x_k + start + k).to(tl.float32)[None, :]
-        products += tl.load(weights + start).to(tl.float32) * x
+        x = load_columns(x_k + start + k, start + k, K, BLOCK_K).to(tl.float32)[None, :]
+        column = (start + k)[None, :]
+        products += load_columns(weights + start, column, K, BLOCK_K).to(tl.float32) * x
         if EPILOGUE == "silu":
-            products_up += tl.load(weights + N * K + start).to(tl.float32) * x
+            products_up += load_columns(weights + N * K + start, column, K, BLOCK_K).to(tl.float32) * x
     acc = tl.sum(products, 1) * scale
     if FP8:
         acc *= tl.load(scale_n + n)

@@ -71,6 +71,7 @@ def top_k(
     parts = triton.cdiv(experts.width, ROUTER_K)
     args = {
         "logit_pme": logit_f,
+        "bias_e": logit_f if experts.router_bias_e is None else experts.router_bias_e,
         "squares_f": stream.squares_f,
         "expert_mk": routing.expert_f,
         "weight_mk": routing.weight_f,
@@ -87,6 +88,7 @@ def top_k(
         "EXPERTS_P2": triton.next_power_of_2(experts.num_experts),
         "TOP_K": experts.top_k,
         "RENORMALIZE": experts.renormalize,
+        "BIASED": experts.router_bias_e is not None,
         "PARTS": parts,
         "PARTS_P2": triton.next_power_of_2(parts),
         "PARTIALS": partials,

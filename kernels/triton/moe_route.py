@@ -47,6 +47,7 @@ def router_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def top_k_kernel(
     logit_pme,
+    bias_e,
     squares_f,
     expert_mk,
     weight_mk,
@@ -61,6 +62,7 @@ def top_k_kernel(
     EXPERTS_P2: tl.constexpr,
     TOP_K: tl.constexpr,
     RENORMALIZE: tl.constexpr,
+    BIASED: tl.constexpr,  # logits have a bias
     PARTS: tl.constexpr,
     PARTS_P2: tl.constexpr,
     PARTIALS: tl.constexpr,  # sums of squares a row, BUCKET apart (skinny_linear.py); 0: rows are normed already
@@ -92,6 +94,8 @@ def top_k_kernel(
             tl.store(number_mk + row * WIDTH + k, (x / x_scale).to(number_mk.dtype.element_ty), mask=k < WIDTH)
             scale = scale * x_scale
         tl.store(scale_m + row, scale)
+    if BIASED:
+        logit_e += tl.load(bias_e + e, mask=e < EXPERTS, other=0.0).to(tl.float32)
     # not a number counts as the least: every rank is taken once, whatever comes in
     logit_e = tl.where((e < EXPERTS) & (logit_e == logit_e), logit_e, -float("inf"))
     mine, other = logit_e[:, None], logit_e[None, :]

@@ -28,10 +28,12 @@ class Gemv:
     block_n: int
     block_k: int
     warps: int
+    is_masked: bool = False
+    """The last block may be wider than what is left of k."""
 
     def fits(self, op: str, n: int, k: int, item_bytes: int = 2) -> bool:
         """Blocks cover the matrix exactly."""
-        return n % self.block_n == 0 and k % self.block_k == 0
+        return n % self.block_n == 0 and (k % self.block_k == 0 or (self.is_masked and k % 64 == 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +176,13 @@ walk k by GROUP columns, which share a scale in every row of x, and most make GR
 nor where registers don't suffice)."""
 
 PLAIN: Final[dict[int, tuple[Config, ...]]] = {
-    1: (Gemv(8, 512, 4), Gemv(8, 256, 4), Gemv(8, 128, 4)),
+    1: (Gemv(8, 512, 4), Gemv(8, 256, 4), Gemv(8, 128, 4), Gemv(8, 1024, 4, is_masked=True)),
     16: (Ring(16, 64, 128, 1, 3, True, 4), Ring(16, 64, 64, 1, 6, True, 4)),
     32: (Ring(32, 64, 128, 1, 3, True, 4), Ring(32, 64, 64, 1, 6, True, 4)),
     64: (Ring(64, 64, 128, 1, 3, True, 4), Ring(64, 64, 64, 1, 4, True, 4)),
     128: (Ring(128, 64, 64, 1, 4, True, 4),),
 }
-"""Fit every shape whose n and k are multiples of 64 (one row: of 8 and 128); taken when no measured one does."""
+"""Fit every shape whose n and k are multiples of 64 (one row: of 8 and 64); taken when no measured one does."""
 
 FP8_PLAIN: Final[dict[int, tuple[Config, ...]]] = {
     1: PLAIN[1],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_models import LLAMA_8B, QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B, Sizes, make_context, make_weights
+from fused_models import GPT_OSS_20B, LLAMA_8B, QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B, Sizes, make_context, make_weights
 from sm90_compile import Compiled, compile_launch
 
 from octavo.kernels.triton.decode_attention_fused import (
@@ -26,7 +26,13 @@ from octavo.kernels.triton.skinny_table import BUCKETS, SHARED_BYTES
 from octavo.layers.fused.decode import FusedDecode
 from octavo.worker.step_kinds import CONTEXT_BOUNDS, TOGETHER_ROWS
 
-MODELS = {"llama-8b": LLAMA_8B, "qwen3-8b": QWEN3_8B, "qwen3-0.6b": QWEN3_06B, "qwen3-30b-a3b": QWEN3_30B_A3B}
+MODELS = {
+    "llama-8b": LLAMA_8B,
+    "qwen3-8b": QWEN3_8B,
+    "qwen3-0.6b": QWEN3_06B,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "gpt-oss-20b": GPT_OSS_20B,
+}
 LENGTHS = (200, 1000, 100_000)
 MAX_REGISTERS = 255
 REGISTER_FILE = 65536

@@ -44,6 +44,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
     "qwen3-moe": QWEN3_MOE,
     "qwen3-moe-some-layers": {**QWEN3_MOE, "decoder_sparse_step": 2, "norm_topk_prob": False},
+    "gpt-oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "sliding_window": 70,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "swiglu_limit": 1.5,
+    },
     "mixtral": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4},
 }
 

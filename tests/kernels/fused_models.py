@@ -29,13 +29,17 @@ class Sizes:
     qk_norm: bool
     tied: bool = False
     experts: int = 0
-    """Of a mixture in each layer (`inner` is one's), 8 of them for a token; 0: plain MLPs."""
+    """Of a mixture in each layer (`inner` is one's), `top_k` of them for a token; 0: plain MLPs."""
+    top_k: int = 8
+    is_gpt_oss: bool = False
+    """All products have biases, attention has sinks, experts' activations are clamped."""
 
 
 LLAMA_8B = Sizes(4096, 14336, 32, 8, 128, 128256, 32, False)
 QWEN3_8B = Sizes(4096, 12288, 32, 8, 128, 151936, 36, True)
 QWEN3_06B = Sizes(1024, 3072, 16, 8, 128, 151936, 28, True, tied=True)
 QWEN3_30B_A3B = Sizes(2048, 768, 32, 4, 128, 151936, 48, True, experts=128)
+GPT_OSS_20B = Sizes(2880, 2880, 64, 8, 64, 201088, 24, False, experts=32, top_k=4, is_gpt_oss=True)
 
 
 def make_weights(
@@ -45,6 +49,8 @@ def make_weights(
 
     def matrix(n: int, k: int) -> Tensor:
         return torch.empty(n, k, dtype=torch.bfloat16, device=device).normal_(0, k**-0.5)
+
+    bias |= sizes.is_gpt_oss
 
     def gain(n: int) -> Tensor:
         return torch.empty(n, dtype=torch.bfloat16, device=device).uniform_(0.5, 1.5)
@@ -65,12 +71,22 @@ def make_weights(
             (gate_up, first), (down, second) = (quantize_rows(w.flatten(0, 1)) for w in (gate_up, down))
             gate_up, down = (n.view(sizes.experts, -1, n.shape[1]) for n in (gate_up, down))
             scales = first.view(sizes.experts, -1), second.view(sizes.experts, -1)
-        return ExpertWeights(router, gate_up, down, 8, True, *scales)
+        if not sizes.is_gpt_oss:
+            return ExpertWeights(router, gate_up, down, sizes.top_k, True, *scales)
+        biases = gain(sizes.experts), matrix(sizes.experts, gate_up.shape[1]), matrix(sizes.experts, sizes.hidden)
+        return ExpertWeights(router, gate_up, down, sizes.top_k, True, *scales, *biases, 7.0, 1.702)
 
     query, key = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     blocks = [
         BlockWeights(
-            attention=AttentionSpec(i, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.head_dim**-0.5),
+            attention=AttentionSpec(
+                i,
+                sizes.heads,
+                sizes.kv_heads,
+                sizes.head_dim,
+                sizes.head_dim**-0.5,
+                window=128 if sizes.is_gpt_oss and i % 2 == 0 else 0,
+            ),
             norm_eps=1e-6,
             input_gain_m=gain(sizes.hidden),
             qkv=product(query + 2 * key, sizes.hidden),
@@ -79,6 +95,7 @@ def make_weights(
             o=product(sizes.hidden, query),
             mlp_gain_m=gain(sizes.hidden),
             mlp=mlp(),
+            sink_h=gain(sizes.heads) if sizes.is_gpt_oss else None,
         )
         for i in range(layers)
     ]

@@ -15,6 +15,7 @@ from octavo.kernels.triton.decode_attention_fused import MAX_SPLITS, choose_spli
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, PLAIN, TABLE, Gemv, Ring, bucket_for, choose
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.models.config import normalize_config
+from octavo.models.gpt_oss import FAMILY
 from octavo.models.registry import build_model
 from octavo.worker.device import DeviceFacts, cpu_facts
 from octavo.worker.resolve import resolve_config
@@ -91,6 +92,21 @@ def test_supported_decoders() -> None:
     assert obstacle(qwen3, HOPPER) is None
     mixture = replace(LLAMA, hidden_size=2048, intermediate_size=0, experts=(128, 8, 768))
     assert obstacle(mixture, HOPPER) is None
+    heads = replace(SPEC, num_heads=64, head_dim=64)
+    gpt_oss = replace(mixture, hidden_size=2880, experts=(32, 4, 2880), attention=(heads,), rotary_dim=64)
+    assert obstacle(gpt_oss, HOPPER) is None
+
+
+def test_a_gpt_oss_has_nothing_that_the_kernels_do_not_know() -> None:
+    raw = {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 128, "hidden_size": 64,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 7.0, "eos_token_id": 2,
+    }  # fmt: skip
+    model = build_model(normalize_config(raw), dtype=torch.bfloat16, device=torch.device("meta"))
+    weights = model.weights()
+    assert all(block.sink_h is not None and block.mlp.router_bias_e is not None for block in weights.blocks)
+    assert FAMILY.block(normalize_config(raw), 1).extras() == ()
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,9 @@ class ExpertsSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but what Mixtral and Qwen have."""
-        is_plain = self.routing == Routing(renormalize=self.routing.renormalize) and self.is_gated
-        return is_plain and not self.has_biases and not self.clamped
+        """Nothing but what Mixtral, Qwen and gpt-oss have."""
+        plain = Routing(renormalize=self.routing.renormalize, has_bias=self.routing.has_bias)
+        return self.routing == plain and self.is_gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,4 +310,7 @@ class SparseMLP(nn.Module):
         """The parameters, by what they are for."""
         spec = self.spec
         scales = self.gate_up_scale, self.down_scale
-        return ExpertWeights(self.router, self.gate_up, self.down, spec.top_k, spec.routing.renormalize, *scales)
+        biases = self.router_bias, self.gate_up_bias, self.down_bias
+        how = (spec.clamped.limit, spec.clamped.slope) if spec.clamped else (0.0, 1.0)
+        matrices = self.router, self.gate_up, self.down
+        return ExpertWeights(*matrices, spec.top_k, spec.routing.renormalize, *scales, *biases, *how)

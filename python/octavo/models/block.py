@@ -233,5 +233,6 @@ class DecoderBlock(nn.Module):
             k_gain_d=k_gain_d,
             o=weights_of(attention.o),
             mlp_gain_m=mlp_norm.weight,
+            sink_h=attention.attention.sink_h,
             mlp=self.mlp.weights(),
         )

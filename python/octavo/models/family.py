@@ -119,7 +119,6 @@ class BlockSpec:
             "MLPs without a gate": not self.is_gated,
             "an MLP beside the experts": self.experts is not None and self.shared_size > 0,
             "experts of this kind": self.experts is not None and not self.experts.is_plain,
-            "attention sinks": self.has_sinks,
             "attention of latents": self.latent is not None,
             "recurrent layers": self.recurrent is not None or not (self.has_mixer and self.has_mlp),
             "gates of heads": self.has_gates,

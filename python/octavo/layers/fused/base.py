@@ -60,6 +60,12 @@ class ExpertWeights:
     gate_up_scale_e2i: Tensor | None = None
     down_scale_em: Tensor | None = None
     """fp32, of matrices in e4m3."""
+    router_bias_e: Tensor | None = None
+    gate_up_bias_e2i: Tensor | None = None
+    down_bias_em: Tensor | None = None
+    limit: float = 0.0
+    slope: float = 1.0
+    """Of a clamped activation (octavo.kernels.triton.moe_experts); 0: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class BlockWeights:
     o: Weights
     mlp_gain_m: Tensor
     mlp: GatedWeights | ExpertWeights
+    sink_h: Tensor | None = None
 
     def products(self) -> list[Weights]:
         """All but a mixture's."""

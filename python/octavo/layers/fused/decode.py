@@ -66,8 +66,9 @@ class FusedBlock:
         spec = block.attention
         heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         attention = AttentionLayer(
-            heads, spec.scale, spec.window, block.q_gain_d, block.k_gain_d, block.norm_eps, rotary_table
-        )
+            heads, spec.scale, spec.window, block.q_gain_d, block.k_gain_d, block.norm_eps, rotary_table,
+            block.sink_h,
+        )  # fmt: skip
         return cls(
             cache=spec.layer,
             attention=attention,

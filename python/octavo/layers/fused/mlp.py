@@ -179,4 +179,9 @@ def make_mlp(weights: GatedWeights | ExpertWeights) -> FusedMLP:
     scales: ExpertScales | None = None
     if weights.gate_up_scale_e2i is not None and weights.down_scale_em is not None:
         scales = ExpertScales(weights.gate_up_scale_e2i, weights.down_scale_em)
-    return SparseMLP(Experts(router, gate_up, down, weights.top_k, weights.renormalize, scales=scales))
+    experts = Experts(
+        router, gate_up, down, weights.top_k, weights.renormalize,
+        gate_up_bias_e2i=weights.gate_up_bias_e2i, down_bias_eh=weights.down_bias_em,
+        limit=weights.limit, slope=weights.slope, scales=scales, router_bias_e=weights.router_bias_e,
+    )  # fmt: skip
+    return SparseMLP(experts)
