@@ -14,8 +14,6 @@ LARGEST = 448.0
 STEPS = 16
 MOST_AT_ONCE = 1 << 24
 """Numbers of a matrix that are rounded together: a bound on memory."""
-GROUP = 128
-"""Features of a row of activations that share a scale in decode steps."""
 LEAST = 1e-12
 """A row's largest number counts as at least this, so that rows of zeros have a scale."""
 
@@ -28,13 +26,6 @@ def quantize_rows(x_rk: Tensor) -> tuple[Tensor, Tensor]:
     x_rk = x_rk.float()
     scale_r = x_rk.abs().amax(-1).clamp_min(LEAST) / LARGEST
     return (x_rk / scale_r[:, None]).clamp_(-LARGEST, LARGEST).to(FP8), scale_r
-
-
-def quantize_groups(x_rk: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """As `quantize_rows` with a scale for every `group` features of a row: (e4m3 [r, k], fp32 [r, k / group])."""
-    rows, width = x_rk.shape
-    number_rk, scale_f = quantize_rows(x_rk.reshape(-1, group))
-    return number_rk.view(rows, width), scale_f.view(rows, width // group)
 
 
 def quantize_weights(weight_rk: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,11 +50,6 @@ def quantize_weights(weight_rk: Tensor) -> tuple[Tensor, Tensor]:
 def _joined(parts: list[Tensor]) -> Tensor:
     """Rows of all parts (torch can't join e4m3 everywhere: as bytes)."""
     return torch.cat([part.view(torch.uint8) for part in parts]).view(FP8)
-
-
-def dequantize_groups(number_rk: Tensor, scale_rg: Tensor) -> Tensor:
-    """fp32 [r, k]."""
-    return number_rk.float() * scale_rg.repeat_interleave(number_rk.shape[1] // scale_rg.shape[1], 1)
 
 
 def dequantize_rows(number_rk: Tensor, scale_r: Tensor) -> Tensor:

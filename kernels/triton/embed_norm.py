@@ -9,10 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.reference.quantize_rows import GROUP
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.skinny_linear import ResidualStream
-from octavo.kernels.triton.skinny_table import bucket_for
 
 
 @triton.jit
@@ -23,12 +21,8 @@ def embed_kernel(
     residual_th,
     gained_th,
     squares_out,
-    scale_gt,
     H: tl.constexpr,
     H_P2: tl.constexpr,
-    QUANTIZE: tl.constexpr,  # what the first product reads is left in e4m3, with a scale for GROUP features
-    GROUP: tl.constexpr,
-    STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -42,14 +36,7 @@ def embed_kernel(
     vector = tl.load(table_vh + token * H + h, mask=inside, other=0.0)
     x = vector.to(tl.float32)
     tl.store(residual_th + row * H + h, vector, mask=inside)
-    gained = x * gain
-    if QUANTIZE:
-        group = tl.arange(0, H_P2 // GROUP)
-        gained_gk = tl.reshape(gained, H_P2 // GROUP, GROUP)
-        scale_g = tl.maximum(tl.max(tl.abs(gained_gk), 1), 1e-12) / 448.0
-        tl.store(scale_gt + group * STRIDE + row, scale_g, mask=group < H // GROUP)
-        gained = tl.reshape(gained_gk / scale_g[:, None], H_P2)
-    tl.store(gained_th + row * H + h, gained.to(gained_th.dtype.element_ty), mask=inside)
+    tl.store(gained_th + row * H + h, (x * gain).to(gained_th.dtype.element_ty), mask=inside)
     tl.store(squares_out + row, tl.sum(x * x, 0))
 
 
@@ -67,24 +54,18 @@ def final_norm_kernel(residual_th, gain_h, out_th, eps, H: tl.constexpr, H_P2: t
     tl.store(out_th + row * H + h, (normed.to(tl.float32) * gain).to(out_th.dtype.element_ty), mask=inside)
 
 
-def embed(
-    token_id_t: Tensor, table_vh: Tensor, gain_h: Tensor, stream: ResidualStream, *, quantize: bool = False
-) -> Launch:
-    """residual = table[token], and the first norm's inputs (one partial sum of squares a row), if `quantize` in
-    e4m3."""
-    width, count = table_vh.shape[1], token_id_t.shape[0]
-    gained_th, scale_f = stream.gained_for(count, quantize)
+def embed(token_id_t: Tensor, table_vh: Tensor, gain_h: Tensor, stream: ResidualStream) -> Launch:
+    """residual = table[token], and the first norm's inputs (one partial sum of squares a row)."""
+    width = table_vh.shape[1]
     args = {
         "token_id_t": token_id_t,
         "table_vh": table_vh,
         "gain_h": gain_h,
         "residual_th": stream.residual_mn,
-        "gained_th": gained_th,
+        "gained_th": stream.gained_mn,
         "squares_out": stream.squares_f,
-        "scale_gt": scale_f,
     }
-    constants = _width(width) | {"QUANTIZE": quantize, "GROUP": GROUP, "STRIDE": bucket_for(count)}
-    return Launch(embed_kernel, (count,), args, constants, _warps(width))
+    return Launch(embed_kernel, (token_id_t.shape[0],), args, _width(width), _warps(width))
 
 
 def final_norm(stream: ResidualStream, gain_h: Tensor, eps: float, out_th: Tensor) -> Launch:

@@ -47,10 +47,9 @@ def decode(
     partials: int,
     gain_n: Tensor,
     eps: float,
-    quantize: bool = False,
 ) -> list[Launch]:
-    """residual += experts(norm(residual)), and the next norm's inputs with its gain `gain_n`, in e4m3 if `quantize`;
-    `partials` sums of squares a row come with the stream."""
+    """residual += experts(norm(residual)), and the next norm's inputs with its gain `gain_n`; `partials` sums of
+    squares a row come with the stream."""
     x_mh, routing = stream.gained_mn[:num_rows], buffers.routing
     are_vectors = experts.are_vectors(num_rows)
     number_mh = None if experts.scales is None or are_vectors else buffers.number_mh[:num_rows]
@@ -70,7 +69,7 @@ def decode(
         moe_launches.sort(experts, routing, num_rows, num_tiles, block_m, None),
         moe_launches.gate_up(experts, rows_mh, routing, inner, tiles["gate_up"], num_tiles, is_scaled=True),
         moe_launches.down(experts, routing, inner, pair_fh, tiles["down"], num_tiles),
-        moe_launches.combine(experts, pair_fh, num_rows, None, (stream, gain_n), quantize=quantize),
+        moe_launches.combine(experts, pair_fh, num_rows, None, (stream, gain_n, bucket_for(num_rows))),
     ]
 
 

@@ -168,15 +168,12 @@ def combine_kernel(
     out_mn,
     residual_mn,
     gained_mn,
-    scale_gm,
     gain_n,
     squares_out,
     N: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     RESIDUAL: tl.constexpr,  # add to the residual and make the next norm's inputs (skinny_linear.py); else store
-    QUANTIZE: tl.constexpr,  # those in e4m3, with a scale for GROUP features
-    GROUP: tl.constexpr,
     BUCKET: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -199,14 +196,7 @@ def combine_kernel(
         rounded = (residual + total).to(residual_mn.dtype.element_ty)
         total = rounded.to(tl.float32)
         tl.store(residual_mn + place, rounded, mask=inside)
-        gained = total * gain
-        if QUANTIZE:
-            groups = tile * (BLOCK_N // GROUP) + tl.arange(0, BLOCK_N // GROUP)
-            gained_gk = tl.reshape(gained, BLOCK_N // GROUP, GROUP)
-            scale_g = tl.maximum(tl.max(tl.abs(gained_gk), 1), 1e-12) / 448.0
-            tl.store(scale_gm + groups * BUCKET + row, scale_g, mask=groups < N // GROUP)
-            gained = tl.reshape(gained_gk / scale_g[:, None], BLOCK_N)
-        tl.store(gained_mn + place, gained.to(gained_mn.dtype.element_ty), mask=inside)
+        tl.store(gained_mn + place, (total * gain).to(gained_mn.dtype.element_ty), mask=inside)
         tl.store(squares_out + tile * BUCKET + row, tl.sum(total * total, 0))
     else:
         tl.store(out_mn + place, total.to(out_mn.dtype.element_ty), mask=inside)

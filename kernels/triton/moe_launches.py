@@ -14,7 +14,6 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo.kernels.reference.quantize_rows import GROUP
 from octavo.kernels.triton import moe_gemv, moe_table
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.moe_experts import ROUTER_K, DecodeBuffers, Experts, InnerRows, Routing
@@ -36,7 +35,7 @@ TOP_K_LOGITS: Final = 4096
 """Rows, and logits, of a program that chooses, at most."""
 CHUNK: Final = 1024
 """Pairs that the sort looks at in one go; more are counted by a kernel of their own first."""
-CHUNK_GROUP: Final = 8
+GROUP: Final = 8
 """Chunks that a program of the sort places."""
 COMBINE_N: Final = 512
 
@@ -150,9 +149,9 @@ def sort(
         "BLOCK_M": block_m,
         "CHUNK": CHUNK,
         "COUNTED": counts is not None,
-        "GROUP": CHUNK_GROUP,
+        "GROUP": GROUP,
     }
-    groups = 1 if counts is None else triton.cdiv(counts.shape[0], CHUNK_GROUP)
+    groups = 1 if counts is None else triton.cdiv(counts.shape[0], GROUP)
     return Launch(sort_kernel, (experts.num_experts, groups), args, constants, 4)
 
 
@@ -244,19 +243,15 @@ def combine(
     pair_fh: Tensor,
     num_rows: int,
     out_mh: Tensor | None,
-    following: tuple[ResidualStream, Tensor] | None,
-    *,
-    quantize: bool = False,
+    following: tuple[ResidualStream, Tensor, int] | None,
 ) -> Launch:
-    """Into `out_mh`, or onto (stream, with the gain of the next norm); `quantize` leaves that norm's inputs in e4m3."""
-    stream, gain_n = following or (None, pair_fh)
-    gained_mn, scale_gm = (pair_fh, pair_fh) if stream is None else stream.gained_for(num_rows, quantize)
+    """Into `out_mh`, or onto (stream, gain of the next norm, bucket)."""
+    stream, gain_n, bucket = following or (None, pair_fh, 1)
     args = {
         "y_fn": pair_fh,
         "out_mn": pair_fh if out_mh is None else out_mh,
         "residual_mn": pair_fh if stream is None else stream.residual_mn,
-        "gained_mn": gained_mn,
-        "scale_gm": scale_gm,
+        "gained_mn": pair_fh if stream is None else stream.gained_mn,
         "gain_n": gain_n,
         "squares_out": pair_fh if stream is None else stream.squares_f,
     }
@@ -265,9 +260,7 @@ def combine(
         "TOP_K": experts.top_k,
         "BLOCK_N": COMBINE_N,
         "RESIDUAL": stream is not None,
-        "QUANTIZE": quantize,
-        "GROUP": GROUP,
-        "BUCKET": 1 if stream is None else bucket_for(num_rows),
+        "BUCKET": bucket,
     }
     return Launch(combine_kernel, (triton.cdiv(experts.width, COMBINE_N), num_rows), args, constants, 4)
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.reference.quantize_rows import FP8, GROUP, STEPS
+from octavo.kernels.reference.quantize_rows import FP8, STEPS
 from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.launch import Launch
 
@@ -31,22 +31,6 @@ def quantize_rows_kernel(x_rk, number_rk, scale_r, K: tl.constexpr, K_P2: tl.con
     scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
     tl.store(number_rk + row * K + k, (x / scale).to(number_rk.dtype.element_ty), mask=inside)
     tl.store(scale_r + row, scale)
-
-
-@triton.jit
-def quantize_groups_kernel(
-    x_rk, number_rk, scale_gr, K: tl.constexpr, GROUP: tl.constexpr, STRIDE: tl.constexpr, PDL: tl.constexpr
-):
-    """One group of a row; scales of a group of all rows are STRIDE apart from the next group's."""
-    row, group = tl.program_id(0), tl.program_id(1)
-    k = group * GROUP + tl.arange(0, GROUP)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    x = tl.load(x_rk + row * K + k).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
-    tl.store(number_rk + row * K + k, (x / scale).to(number_rk.dtype.element_ty))
-    tl.store(scale_gr + group * STRIDE + row, scale)
 
 
 @triton.jit
@@ -80,14 +64,6 @@ def quantize_launch(x_rk: Tensor, number_rk: Tensor, scale_r: Tensor) -> Launch:
     assert number_rk.is_contiguous()
     args = {"x_rk": x_rk, "number_rk": number_rk, "scale_r": scale_r}
     return Launch(quantize_rows_kernel, (num_rows,), args, _sizes(width), num_warps=_warps(width))
-
-
-def groups_launch(x_rk: Tensor, number_rk: Tensor, scale_f: Tensor, stride: int) -> Launch:
-    """Rows of x (dense) into `number_rk` (dense) with scales of groups: group g of row r at g * stride + r."""
-    num_rows, width = x_rk.shape
-    args = {"x_rk": x_rk, "number_rk": number_rk, "scale_gr": scale_f}
-    constants = {"K": width, "GROUP": GROUP, "STRIDE": stride}
-    return Launch(quantize_groups_kernel, (num_rows, width // GROUP), args, constants, num_warps=1)
 
 
 def quantize_rows(x_rk: Tensor) -> tuple[Tensor, Tensor]:

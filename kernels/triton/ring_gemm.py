@@ -4,9 +4,7 @@ Bound by reading W, so everything serves one end: loads of W in flight at all ti
 and keeps a ring of STAGES blocks in shared memory, filled by the tensor memory accelerator and multiplied by wgmma;
 the weights of the whole ring are requested BEFORE the wait for the kernel that makes x. That order is why this is
 Gluon: Triton's pipeliner would tie both operands' loads together. Not for prompts (x is not tiled along m). Operands
-are both bf16, or both e4m3: then W has a scale a row, which the epilogue applies, and x one for every BLOCK_K columns
-of a row, which is applied to a block's product before it is added. So a program can leave its own columns of a row in
-e4m3 for the next kernel (QUANTIZE) without knowing the rest of the row.
+are both bf16, or both e4m3 with scales that the epilogue applies.
 
 Epilogues and the residual stream: skinny_linear.py, which describes the launches.
 
@@ -48,7 +46,6 @@ def epilogue(
     tile,
     bias_n,
     y_mn,
-    y_scale_gm,
     residual_mn,
     gained_mn,
     gain_n,
@@ -60,7 +57,6 @@ def epilogue(
     EPILOGUE: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     FP8: gl.constexpr,
-    QUANTIZE: gl.constexpr,
     N_AXIS: gl.constexpr,
 ):
     """Finish a whole accumulator: scale it, add bias, apply what EPILOGUE says, store."""
@@ -68,7 +64,7 @@ def epilogue(
     place = row_m * N + row_n
     if FP8:
         acc_rc = acc_rc * scale_rc
-    if PARTIALS > 0:
+    if PARTIALS > 0 or FP8:
         acc_rc = acc_rc * gl.expand_dims(scale_m, N_AXIS)
     if HAS_BIAS:
         acc_rc = acc_rc + gl.load(bias_n + row_n).to(gl.float32)
@@ -77,32 +73,18 @@ def epilogue(
     elif EPILOGUE == "silu":
         if FP8:
             up_rc = up_rc * up_scale_rc
-        if PARTIALS > 0:
+        if PARTIALS > 0 or FP8:
             up_rc = up_rc * gl.expand_dims(scale_m, N_AXIS)
         if HAS_BIAS:
             up_rc = up_rc + gl.load(bias_n + N + row_n).to(gl.float32)
-        gated_rc = acc_rc / (1.0 + gl.exp(-acc_rc)) * up_rc
-        if QUANTIZE:
-            gated_rc = scaled_down(gated_rc, y_scale_gm + tile * BLOCK_M + m, N_AXIS)
-        gl.store(y_mn + place, gated_rc.to(y_mn.dtype.element_ty), mask=is_real)
+        gl.store(y_mn + place, (acc_rc / (1.0 + gl.exp(-acc_rc)) * up_rc).to(y_mn.dtype.element_ty), mask=is_real)
     else:
         rounded_rc = (residual_rc.to(gl.float32) + acc_rc).to(residual_mn.dtype.element_ty)
         total_rc = rounded_rc.to(gl.float32)
         gain_rc = gl.load(gain_n + row_n).to(gl.float32)
         gl.store(residual_mn + place, rounded_rc, mask=is_real)
-        gained_rc = total_rc * gain_rc
-        if QUANTIZE:
-            gained_rc = scaled_down(gained_rc, y_scale_gm + tile * BLOCK_M + m, N_AXIS)
-        gl.store(gained_mn + place, gained_rc.to(gained_mn.dtype.element_ty), mask=is_real)
+        gl.store(gained_mn + place, (total_rc * gain_rc).to(gained_mn.dtype.element_ty), mask=is_real)
         gl.store(squares_out + tile * BLOCK_M + m, gl.sum(total_rc * total_rc, N_AXIS), mask=m < num_rows)
-
-
-@gluon.jit
-def scaled_down(value_rc, scale_m, N_AXIS: gl.constexpr):
-    """The values divided by their row's scale for e4m3 (reference/quantize_rows.py), which is stored."""
-    scale = gl.maximum(gl.max(gl.maximum(value_rc, -value_rc), N_AXIS), 1e-12) / 448.0
-    gl.store(scale_m, scale)
-    return value_rc / gl.expand_dims(scale, N_AXIS)
 
 
 @gluon.jit
@@ -133,56 +115,14 @@ def multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES: gl.constexpr, SWAP_A
     return acc_rc, up_rc
 
 
-@gluon.jit
-def multiply_group(
-    w_ring,
-    x_ring,
-    slot,
-    acc_rc,
-    up_rc,
-    scale_rc,
-    MATRICES: gl.constexpr,
-    SWAP_AB: gl.constexpr,
-    ONE_BY_ONE: gl.constexpr,  # so that there is only one more accumulator at a time
-):
-    """Add one ring slot's products times the scales of its columns of x; waits as `multiply`."""
-    if SWAP_AB:
-        x = x_ring.index(slot).permute((1, 0))
-        part_rc = warpgroup_mma(w_ring.index(slot * MATRICES), x, acc_rc, use_acc=False, is_async=True)
-    else:
-        x = x_ring.index(slot)
-        w = w_ring.index(slot * MATRICES).permute((1, 0))
-        part_rc = warpgroup_mma(x, w, acc_rc, use_acc=False, is_async=True)
-    if MATRICES == 2:
-        if ONE_BY_ONE:
-            part_rc = warpgroup_mma_wait(0, deps=[part_rc])
-            acc_rc = acc_rc + part_rc * scale_rc
-        if SWAP_AB:
-            up_part_rc = warpgroup_mma(w_ring.index(slot * 2 + 1), x, up_rc, use_acc=False, is_async=True)
-        else:
-            up_w = w_ring.index(slot * 2 + 1).permute((1, 0))
-            up_part_rc = warpgroup_mma(x, up_w, up_rc, use_acc=False, is_async=True)
-        if ONE_BY_ONE:
-            up_part_rc = warpgroup_mma_wait(0, deps=[up_part_rc])
-        else:
-            part_rc, up_part_rc = warpgroup_mma_wait(0, deps=[part_rc, up_part_rc])
-            acc_rc = acc_rc + part_rc * scale_rc
-        up_rc = up_rc + up_part_rc * scale_rc
-    else:
-        part_rc = warpgroup_mma_wait(0, deps=[part_rc])
-        acc_rc = acc_rc + part_rc * scale_rc
-    return acc_rc, up_rc
-
-
 @gluon.jit(do_not_specialize=["num_rows"])
 def ring_gemm(
     x_desc,
     weight_desc,
-    x_scale_gm,
+    x_scale_m,
     scale_n,
     bias_n,
     y_mn,
-    y_scale_gm,
     residual_mn,
     gained_mn,
     gain_n,
@@ -203,8 +143,7 @@ def ring_gemm(
     PARTIALS_P2: gl.constexpr,
     EPILOGUE: gl.constexpr,  # "store", "silu", "residual"
     HAS_BIAS: gl.constexpr,
-    FP8: gl.constexpr,  # both operands in e4m3: a scale for BLOCK_K columns of a row of x, one a row of W
-    QUANTIZE: gl.constexpr,  # what the next product reads is left in e4m3, with a scale for this program's columns
+    FP8: gl.constexpr,  # both operands in e4m3: one scale a row of x, one a row of W
     SWAP_AB: gl.constexpr,
     WARPS: gl.constexpr,
     PDL: gl.constexpr,
@@ -266,8 +205,9 @@ def ring_gemm(
         scale_m = gl.rsqrt(squares_m / K + eps)
     scale_rc = scale_m
     up_scale_rc = scale_m
-    AHEAD: gl.constexpr = BLOCK_M <= 64  # scales are loaded before they are needed; more would take too many registers
-    if FP8 and AHEAD:
+    if FP8:
+        x_scale = gl.load(x_scale_m + m, mask=m < num_rows, other=0.0)
+        scale_m = scale_m * x_scale if PARTIALS > 0 else x_scale
         scale_rc = gl.load(scale_n + row_n)
         up_scale_rc = gl.load(scale_n + N + row_n) if MATRICES == 2 else scale_rc
     residual_rc = scale_m
@@ -276,25 +216,10 @@ def ring_gemm(
 
     acc_rc = gl.zeros([R, C], gl.float32, mma_layout)
     up_rc = acc_rc
-    ONE_BY_ONE: gl.constexpr = BLOCK_M * BLOCK_N > 1024 * WARPS  # so would four accumulators
-    if FP8:
-        group_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(N_AXIS, mma_layout))
-        groups = x_scale_gm + (k0 // BLOCK_K) * BLOCK_M + group_m
-        next_m = gl.load(groups, mask=group_m < num_rows, other=0.0)
     for step in range(STEPS):
         slot = step % STAGES
-        if FP8:
-            if AHEAD:
-                group_rc = gl.expand_dims(next_m, N_AXIS)
-                is_real = (group_m < num_rows) & (step + 1 < STEPS)
-                next_m = gl.load(groups + (step + 1) * BLOCK_M, mask=is_real, other=0.0)
-            else:
-                group_rc = gl.expand_dims(gl.load(groups + step * BLOCK_M, mask=group_m < num_rows, other=0.0), N_AXIS)
         mbarrier.wait(bars.index(slot), (step // STAGES) & 1)
-        if FP8:
-            acc_rc, up_rc = multiply_group(w_ring, x_ring, slot, acc_rc, up_rc, group_rc, MATRICES, SWAP_AB, ONE_BY_ONE)
-        else:
-            acc_rc, up_rc = multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES, SWAP_AB)
+        acc_rc, up_rc = multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES, SWAP_AB)
         meet()
         refill = step + STAGES
         k = k0 + refill * BLOCK_K
@@ -312,9 +237,6 @@ def ring_gemm(
         meet()
         arrived = gl.atomic_add(split_count + tile, 1, sem="acq_rel")
         is_last = arrived == SPLIT_K - 1
-    if FP8 and not AHEAD:
-        scale_rc = gl.load(scale_n + row_n)
-        up_scale_rc = gl.load(scale_n + N + row_n) if MATRICES == 2 else scale_rc
     if is_last:
         if SPLIT_K > 1:  # in this order whoever came last, so that results do not vary
             acc_rc = gl.zeros([R, C], gl.float32, out_layout)
@@ -334,7 +256,6 @@ def ring_gemm(
             tile,
             bias_n,
             y_mn,
-            y_scale_gm,
             residual_mn,
             gained_mn,
             gain_n,
@@ -346,6 +267,5 @@ def ring_gemm(
             EPILOGUE,
             HAS_BIAS,
             FP8,
-            QUANTIZE,
             N_AXIS,
         )

@@ -8,10 +8,9 @@ Epilogues: "store" y (bf16 or fp32); "silu" y = silu(gate) * up, where W stacks 
 product, with `gained` and the sums of squares for the next norm.
 
 **fp8.** A matrix in e4m3 has one scale a row. One row of x is multiplied as it is (its bytes do not count); more rows
-are e4m3 too, with a scale for every GROUP features. Products whose programs make GROUP features of a row leave them so
-for the next one (`add_for`, `gated`); what comes from elsewhere is quantized by a launch of its own (`quantized`).
+are quantized first, each with a scale of its own, by the launch that `quantized` gives (quantize_rows.py).
 
-Shape suffixes: m rows, n output features, k input features, p partial sums, g groups, f flat.
+Shape suffixes: m rows, n output features, k input features, p partial sums, f flat.
 """
 
 from __future__ import annotations
@@ -25,31 +24,11 @@ import torch
 import triton
 from torch import Tensor
 
-from octavo.kernels.reference.quantize_rows import FP8, GROUP
+from octavo.kernels.reference.quantize_rows import FP8
 from octavo.kernels.triton.gemv import gemv
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.quantize_rows import groups_launch
+from octavo.kernels.triton.quantize_rows import quantize_launch
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, Config, Gemv, Ring, bucket_for, choose
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedRows:
-    """`MAX_ROWS` rows on their way into an fp8 product."""
-
-    number_f: Tensor
-    """e4m3."""
-    scale_f: Tensor
-    """fp32: group g of row m at g * bucket + m."""
-
-    @classmethod
-    def allocate(cls, width: int, device: torch.device) -> QuantizedRows:
-        """For rows of at most `width`."""
-        numbers = torch.zeros(MAX_ROWS * width, dtype=FP8, device=device)
-        return cls(numbers, torch.zeros(MAX_ROWS * width // GROUP, dtype=torch.float32, device=device))
-
-    def numbers(self, num_rows: int, width: int) -> Tensor:
-        """The place of such rows [m, k], dense."""
-        return self.number_f[: num_rows * width].view(num_rows, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +39,12 @@ class ResidualStream:
     gained_mn: Tensor
     squares_f: Tensor
     """fp32: partial p of row m at p * bucket + m."""
-    quantized: QuantizedRows | None = None
-    """`gained` in e4m3, for fp8 products; one of the two is up to date."""
 
     @classmethod
-    def allocate(cls, width: int, dtype: torch.dtype, device: torch.device, *, has_fp8: bool = False) -> ResidualStream:
+    def allocate(cls, width: int, dtype: torch.dtype, device: torch.device) -> ResidualStream:
         """For rows of `width`: partials of at most one a column of one row, one every 16 columns of MAX_ROWS rows."""
         rows = [torch.zeros(MAX_ROWS, width, dtype=dtype, device=device) for _ in range(2)]
-        squares_f = torch.zeros(width * MAX_ROWS // 16, dtype=torch.float32, device=device)
-        return cls(*rows, squares_f, QuantizedRows.allocate(width, device) if has_fp8 else None)
-
-    def gained_for(self, num_rows: int, quantize: bool) -> tuple[Tensor, Tensor]:
-        """Where `gained` goes, and its scales (of e4m3; else of no use)."""
-        if not quantize:
-            return self.gained_mn, self.squares_f
-        assert self.quantized is not None, "a stream beside fp8 products has room for their rows"
-        return self.quantized.numbers(num_rows, self.gained_mn.shape[1]), self.quantized.scale_f
+        return cls(*rows, torch.zeros(width * MAX_ROWS // 16, dtype=torch.float32, device=device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +72,30 @@ class SplitScratch:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """`MAX_ROWS` rows on their way into an fp8 product; one step's products take turns on it."""
+
+    number_f: Tensor
+    """e4m3."""
+    scale_m: Tensor
+    """fp32."""
+
+    @classmethod
+    def allocate(cls, width: int, device: torch.device) -> QuantizedRows:
+        """For rows of at most `width`."""
+        numbers = torch.zeros(MAX_ROWS * width, dtype=FP8, device=device)
+        return cls(numbers, torch.zeros(MAX_ROWS, dtype=torch.float32, device=device))
+
+    def numbers(self, num_rows: int, width: int) -> Tensor:
+        """The place of such rows [m, k], dense."""
+        return self.number_f[: num_rows * width].view(num_rows, width)
+
+
+@dataclass(frozen=True, slots=True)
 class SkinnyLinear:
     """A weight matrix [n, k] (gate_up: [2 n, k]), its bias [rows] or None, and how each bucket multiplies it.
 
-    A matrix in e4m3 comes with the scales of its rows (fp32).
+    A matrix in e4m3 comes with the scales of its rows (fp32) and a place for quantized rows of x.
     """
 
     op: str
@@ -114,14 +103,22 @@ class SkinnyLinear:
     bias: Tensor | None
     configs: dict[int, Config]
     scale: Tensor | None = None
+    rows: QuantizedRows | None = None
 
     @classmethod
-    def make(cls, op: str, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> SkinnyLinear:
+    def make(
+        cls,
+        op: str,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: Tensor | None = None,
+        rows: QuantizedRows | None = None,
+    ) -> SkinnyLinear:
         """Look the shape up. The shape must be one that `supports` accepts."""
         n, k = output_features(op, weight.shape[0]), weight.shape[1]
         found = {bucket: choose(op, n, k, bucket, fp8=scale is not None) for bucket in BUCKETS}
         configs = {bucket: config for bucket, config in found.items() if config is not None}
-        return cls(op, weight, bias, configs, scale)
+        return cls(op, weight, bias, configs, scale, rows)
 
     @property
     def n(self) -> int:
@@ -135,15 +132,6 @@ class SkinnyLinear:
         """Programs along n, which is the number of partial sums of squares of a "residual" epilogue."""
         return self.n // self.configs[bucket_for(num_rows)].block_n
 
-    def reads_eight(self, num_rows: int) -> bool:
-        """Whether so many rows of x must be in e4m3."""
-        return self.scale is not None and not isinstance(self.configs[bucket_for(num_rows)], Gemv)
-
-    def makes_groups(self, num_rows: int) -> bool:
-        """Whether a program makes GROUP features of each row."""
-        config = self.configs[bucket_for(num_rows)]
-        return isinstance(config, Ring) and config.block_n == GROUP
-
 
 def output_features(op: str, weight_rows: int) -> int:
     """n of a matrix with so many rows."""
@@ -155,95 +143,33 @@ def supports(op: str, n: int, k: int) -> bool:
     return all(choose(op, n, k, bucket) is not None for bucket in BUCKETS)
 
 
-def quantized(x_mk: Tensor, rows: QuantizedRows) -> Launch:
-    """Rows into e4m3, for what comes from a kernel that leaves them wide."""
-    num_rows, width = x_mk.shape
-    return groups_launch(x_mk, rows.numbers(num_rows, width), rows.scale_f, bucket_for(num_rows))
+def quantized(linear: SkinnyLinear, x_mk: Tensor) -> list[Launch]:
+    """What must run between the maker of x and the product with it: nothing, or x's quantization."""
+    num_rows = x_mk.shape[0]
+    if linear.scale is None or isinstance(linear.configs[bucket_for(num_rows)], Gemv):
+        return []
+    assert linear.rows is not None, "an fp8 matrix comes with a place for quantized rows"
+    return [quantize_launch(x_mk, linear.rows.numbers(num_rows, linear.k), linear.rows.scale_m)]
 
 
 def store(linear: SkinnyLinear, x_mk: Tensor, y_mn: Tensor, stream: ResidualStream, partials: int = 0) -> Launch:
     """y = x W^T + bias, in y's dtype. `partials`: x is the stream's `gained`, with so many sums of squares a row."""
-    return _launch(linear, x_mk, y_mn, "store", stream, partials=partials)
+    return _launch(linear, x_mk, y_mn, "store", stream, partials, None, None, 0.0)
 
 
 def scaled_store(
-    linear: SkinnyLinear,
-    stream: ResidualStream,
-    y_mn: Tensor,
-    *,
-    partials: int,
-    epilogue: str,
-    eps: float,
-    y_rows: QuantizedRows | None = None,
+    linear: SkinnyLinear, stream: ResidualStream, y_mn: Tensor, *, partials: int, epilogue: str, eps: float
 ) -> Launch:
-    """y = epilogue(norm(residual) W^T + bias), epilogue "store" or "silu"; `partials` sums of squares a row. With
-    `y_rows` y goes there, in e4m3."""
-    num_rows, width = y_mn.shape
-    x_mk = stream.gained_mn[:num_rows]
-    if y_rows is not None:
-        y_mn = y_rows.numbers(num_rows, width)
-    rows = stream.quantized
-    return _launch(linear, x_mk, y_mn, epilogue, stream, partials=partials, eps=eps, x_rows=rows, y_rows=y_rows)
-
-
-def gated(
-    linear: SkinnyLinear,
-    stream: ResidualStream,
-    y_mn: Tensor,
-    y_rows: QuantizedRows | None,
-    *,
-    partials: int,
-    eps: float,
-) -> list[Launch]:
-    """y = silu(gate) * up of norm(residual), into `y_rows` if they are there."""
-    makes = linear.makes_groups(y_mn.shape[0])
-    inside = y_rows if makes else None
-    product = scaled_store(linear, stream, y_mn, partials=partials, epilogue="silu", eps=eps, y_rows=inside)
-    return [product] if makes or y_rows is None else [product, quantized(y_mn, y_rows)]
+    """y = epilogue(norm(residual) W^T + bias), epilogue "store" or "silu"; `partials` sums of squares a row."""
+    x_mk = stream.gained_mn[: y_mn.shape[0]]
+    return _launch(linear, x_mk, y_mn, epilogue, stream, partials, None, None, eps)
 
 
 def add_residual(
-    linear: SkinnyLinear,
-    x_mk: Tensor,
-    stream: ResidualStream,
-    gain_n: Tensor,
-    split: SplitScratch,
-    *,
-    x_rows: QuantizedRows | None = None,
-    quantize: bool = False,
+    linear: SkinnyLinear, x_mk: Tensor, stream: ResidualStream, gain_n: Tensor, split: SplitScratch
 ) -> Launch:
-    """residual += x W^T + bias, and the next norm's inputs with its gain, in e4m3 if `quantize`. An fp8 product reads
-    x from `x_rows`."""
-    return _launch(
-        linear,
-        x_mk,
-        stream.residual_mn,
-        "residual",
-        stream,
-        gain_n=gain_n,
-        split=split,
-        x_rows=x_rows,
-        y_rows=stream.quantized if quantize else None,
-    )
-
-
-def add_for(
-    next_reads_eight: bool,
-    linear: SkinnyLinear,
-    x_mk: Tensor,
-    stream: ResidualStream,
-    gain_n: Tensor,
-    split: SplitScratch,
-    x_rows: QuantizedRows | None,
-) -> list[Launch]:
-    """`add_residual` before a product that reads e4m3, or does not."""
-    num_rows = x_mk.shape[0]
-    quantize = next_reads_eight and linear.makes_groups(num_rows)
-    added = add_residual(linear, x_mk, stream, gain_n, split, x_rows=x_rows, quantize=quantize)
-    if quantize or not next_reads_eight:
-        return [added]
-    assert stream.quantized is not None
-    return [added, quantized(stream.gained_mn[:num_rows], stream.quantized)]
+    """residual += x W^T + bias, and the next norm's inputs with its gain."""
+    return _launch(linear, x_mk, stream.residual_mn, "residual", stream, 0, gain_n, split, 0.0)
 
 
 @cache
@@ -267,15 +193,11 @@ def _launch(
     y_mn: Tensor,
     epilogue: str,
     stream: ResidualStream,
-    *,
-    partials: int = 0,
-    gain_n: Tensor | None = None,
-    split: SplitScratch | None = None,
-    eps: float = 0.0,
-    x_rows: QuantizedRows | None = None,
-    y_rows: QuantizedRows | None = None,
+    partials: int,
+    gain_n: Tensor | None,
+    split: SplitScratch | None,
+    eps: float,
 ) -> Launch:
-    """`x_rows`: x in e4m3, if the product reads it so; `y_rows`: what the next product reads is left there."""
     num_rows = x_mk.shape[0]
     config = linear.configs[bucket_for(num_rows)]
     squares_f = stream.squares_f
@@ -306,20 +228,16 @@ def _launch(
         )
     kernel, describe = _ring_parts()
     assert config.split_k == 1 or split is not None, "only the residual epilogue may split k"
-    x_scale_gm = squares_f
-    if linear.scale is not None:
-        assert x_rows is not None, "an fp8 product reads rows in e4m3"
-        assert config.block_k == GROUP
-        x_mk, x_scale_gm = x_rows.numbers(num_rows, linear.k), x_rows.scale_f
-    gained_mn, _ = stream.gained_for(num_rows, epilogue == "residual" and y_rows is not None)
+    x_scale_m = squares_f
+    if linear.rows is not None:
+        x_mk, x_scale_m = linear.rows.numbers(num_rows, linear.k), linear.rows.scale_m
     args |= {
-        "x_scale_gm": x_scale_gm,
+        "x_scale_m": x_scale_m,
         "x_desc": describe(x_mk, [config.block_m, config.block_k]),
         "weight_desc": describe(linear.weight, [config.block_n, config.block_k]),
         "y_mn": y_mn,
-        "y_scale_gm": squares_f if y_rows is None else y_rows.scale_f,
         "residual_mn": stream.residual_mn,
-        "gained_mn": gained_mn,
+        "gained_mn": stream.gained_mn,
         "split_acc": squares_f if split is None else split.acc_f,
         "split_count": squares_f if split is None else split.count_f,
         "num_rows": num_rows,
@@ -328,7 +246,6 @@ def _launch(
         "BLOCK_M": config.block_m,
         "SPLIT_K": config.split_k,
         "STAGES": config.stages,
-        "QUANTIZE": y_rows is not None,
         "SWAP_AB": config.swap,
         "WARPS": config.warps,
     }

@@ -22,17 +22,18 @@ from torch import Tensor
 from octavo.attention.base import make_backend
 from octavo.kernels.reference import gated as reference_gated
 from octavo.kernels.reference import rms_norm as reference_norm
-from octavo.kernels.reference.quantize_rows import FP8, GROUP, LARGEST, dequantize_rows, quantize_groups, quantize_rows
+from octavo.kernels.reference.quantize_rows import FP8, LARGEST, dequantize_rows, quantize_rows
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
 from octavo.kernels.triton import quantize_rows as row_kernel
 from octavo.kernels.triton import quantized_joins, skinny_linear
-from octavo.kernels.triton.quantize_rows import groups_launch, quantize_launch
+from octavo.kernels.triton.quantize_rows import quantize_launch
 from octavo.kernels.triton.scale_product import scale_product
 from octavo.kernels.triton.skinny_linear import (
     QuantizedRows,
     SkinnyLinear,
     SplitScratch,
     add_residual,
+    quantized,
     scaled_store,
 )
 from octavo.kernels.triton.skinny_table import MAX_ROWS, Gemv
@@ -52,10 +53,7 @@ SIZES = Sizes(hidden=128, inner=256, heads=4, kv_heads=2, head_dim=64, vocab=192
 @pytest.fixture(autouse=True)
 def _unrounded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def allocate(width: int, device: torch.device) -> QuantizedRows:
-        numbers, scales = (
-            torch.full((size,), torch.nan, device=device) for size in (MAX_ROWS * width, MAX_ROWS * width // GROUP)
-        )
-        return QuantizedRows(numbers, scales)
+        return QuantizedRows(torch.zeros(MAX_ROWS * width, device=device), torch.zeros(MAX_ROWS, device=device))
 
     def allocate_rows(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         return torch.full((rows, width), torch.nan), torch.full((rows,), torch.nan)
@@ -84,19 +82,6 @@ def test_rows_are_scaled(rows: int, width: int) -> None:
     torch.testing.assert_close(row_kernel.quantize_rows(x.T.contiguous().T)[1], expected_scale)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(1, 128), (5, 384)])
-def test_groups_are_scaled(rows: int, width: int) -> None:
-    x = torch.randn(rows, width) * torch.rand(rows, width).square()
-    stride, groups = 16, width // GROUP
-    numbers, scales = torch.full((rows, width), torch.nan), torch.full((groups * stride,), torch.nan)
-    run(groups_launch(x, numbers, scales, stride))
-    expected, expected_scale = quantize_groups(x, GROUP)
-    found = scales.view(groups, stride)
-    torch.testing.assert_close(found[:, :rows].T, expected_scale)
-    assert found[:, rows:].isnan().all()
-    assert torch.equal(numbers.to(FP8).float(), expected.float())
-
-
 def make_linear(op: str, n: int, k: int, config: Gemv, has_bias: bool) -> tuple[SkinnyLinear, Tensor]:
     """A product in e4m3, and its matrix in fp32."""
     matrix_rows = 2 * n if op == "gate_up" else n
@@ -112,7 +97,7 @@ def test_gemv_widens_weights(op: str, epilogue: str, has_bias: bool) -> None:
     gain = 1 + 0.3 * torch.randn(k)
     product, matrix = make_linear(op, n, k, Gemv(4, 256, 4), has_bias)
     stream = make_stream(k, gain)
-    assert not product.reads_eight(1)
+    assert quantized(product, stream.gained_mn[:1]) == []
     y = torch.full((1, n), torch.nan)
     run(scaled_store(product, stream, y, partials=1, epilogue=epilogue, eps=EPS))
     reference = gated_linear if op == "gate_up" else linear
@@ -200,9 +185,7 @@ def test_decode_step(changes: dict[str, Any], lengths: list[int], monkeypatch: p
     launches = decode.launches(token_id_t, ctx)
     num_fp8 = sum(layer.weight.dtype == FP8 for layer in model.modules() if hasattr(layer, "shards"))
     assert num_fp8 == (4 * SIZES.layers if "quantization_config" not in changes else 3 * (SIZES.layers - 1))
-    names = [launch.kernel.__name__ for launch in launches]
-    # what attention gives; with layers 0 and 2 in fp8, for o in those, and after a dense "down" for qkv in the last
-    assert names.count("quantize_groups_kernel") == 3 * (len(lengths) > 1)
+    assert sum(launch.kernel.__name__ == "quantize_rows_kernel" for launch in launches) == num_fp8 * (len(lengths) > 1)
     for launch in launches:
         run(launch)
     hidden = decode._buffers.hidden_tm[: len(lengths)].clone()

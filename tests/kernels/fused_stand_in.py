@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.kernels.reference.quantize_rows import GROUP, dequantize_groups, dequantize_rows, quantize_groups
+from octavo.kernels.reference.quantize_rows import dequantize_rows
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear
 from octavo.kernels.triton.launch import Launch
 
@@ -26,9 +26,7 @@ def ring_gemm(args: dict[str, Any], constants: dict[str, Any]) -> None:
     rows, stride = args["num_rows"], constants["BLOCK_M"]
     x_mk, weight = args["x_desc"].base.float(), args["weight_desc"].base
     if constants["FP8"]:
-        assert constants["BLOCK_K"] == GROUP
-        groups_mg = by_partial(args["x_scale_gm"], stride)[: constants["K"] // GROUP, :rows].T
-        x_mk, weight = dequantize_groups(x_mk, groups_mg), dequantize_rows(weight, args["scale_n"])
+        x_mk, weight = dequantize_rows(x_mk, args["x_scale_m"][:rows]), dequantize_rows(weight, args["scale_n"])
     assert x_mk.shape == (rows, constants["K"])
     partials = constants["PARTIALS"]
     bias = args["bias_n"] if constants["HAS_BIAS"] else None
@@ -38,22 +36,12 @@ def ring_gemm(args: dict[str, Any], constants: dict[str, Any]) -> None:
     if constants["EPILOGUE"] == "residual":
         residual = args["residual_mn"][:rows]
         residual.copy_(add_linear(residual, x_mk, weight, bias))
-        put(args, constants, args["gained_mn"][:rows], residual.float() * args["gain_n"].float())
+        args["gained_mn"][:rows] = (residual.float() * args["gain_n"].float()).to(residual.dtype)
         tiles = residual.float().square().unflatten(1, (-1, constants["BLOCK_N"])).sum(-1)
         by_partial(args["squares_out"], stride)[: tiles.shape[1], :rows] = tiles.T
         return
     product = gated_linear if constants["EPILOGUE"] == "silu" else linear
-    put(args, constants, args["y_mn"], product(x_mk, weight, bias))
-
-
-def put(args: dict[str, Any], constants: dict[str, Any], place: Tensor, value_mn: Tensor) -> None:
-    """As it is, or (QUANTIZE) as numbers, which stay unrounded here, and scales of each program's features."""
-    if constants["QUANTIZE"]:
-        assert constants["BLOCK_N"] == GROUP
-        scale_mg = quantize_groups(value_mn, GROUP)[1]
-        by_partial(args["y_scale_gm"], constants["BLOCK_M"])[: scale_mg.shape[1], : len(value_mn)] = scale_mg.T
-        value_mn = value_mn / scale_mg.repeat_interleave(GROUP, 1)
-    place.copy_(value_mn)
+    args["y_mn"].copy_(product(x_mk, weight, bias))
 
 
 def by_partial(squares_f: Tensor, stride: int) -> Tensor:

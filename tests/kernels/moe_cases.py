@@ -121,7 +121,7 @@ def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows
 def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_launches, "has_tma", lambda _: tma)
     monkeypatch.setattr(moe_launches, "CHUNK", 64)
-    monkeypatch.setattr(moe_launches, "CHUNK_GROUP", 2)
+    monkeypatch.setattr(moe_launches, "GROUP", 2)
     experts = make_experts(shape, rows)
     x_mh = torch.randn(rows, experts.width)
     out_mh = torch.full_like(x_mh, torch.nan)
@@ -139,7 +139,7 @@ def test_decode_in_e4m3(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) 
     """Everything but the rounding of rows, which the interpreter gets wrong: gpu_moe.py has that."""
     monkeypatch.setattr(moe_experts, "ROW_NUMBERS", torch.float32)
     width, inner, block = EIGHT_SHAPES[shape]
-    monkeypatch.setitem(SHAPES, shape, (6, 2, width, inner, True))
+    monkeypatch.setitem(LAYERED_SHAPES, shape, (6, 2, width, inner, True))
     experts, exact = make_eight(make_experts(shape, rows), block)
     gain, next_gain = (1 + 0.3 * torch.randn(width) for _ in range(2))
     stream = ResidualStream.allocate(width, torch.float32, CPU)
@@ -160,7 +160,7 @@ def test_decode_in_e4m3(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) 
 def test_any_rows_in_e4m3(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_experts, "ROW_NUMBERS", torch.float32)
     width, inner, block = EIGHT_SHAPES[shape]
-    monkeypatch.setitem(SHAPES, shape, (6, 2, width, inner, True))
+    monkeypatch.setitem(LAYERED_SHAPES, shape, (6, 2, width, inner, True))
     experts, exact = make_eight(make_experts(shape, rows), block)
     x_mh = torch.randn(rows, width)
     out_mh = torch.full_like(x_mh, torch.nan)

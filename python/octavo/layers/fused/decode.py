@@ -2,8 +2,8 @@
 
 A layer: qkv product | attention with head norms, rotation and KV write | [its reduction] | o + residual | MLP (mlp.py:
 gate_up + silu | down + residual, or experts). Norms live in the products around them
-(octavo.kernels.triton.skinny_linear). Products with fp8 weights read more than one row in e4m3, as the kernel before
-leaves it; what attention gives is quantized by a kernel of its own.
+(octavo.kernels.triton.skinny_linear). Products with fp8 weights quantize their rows first where there is more than one
+(one small kernel each).
 
 All steps share one set of buffers, whose addresses CUDA graphs may keep; nothing is allocated in `forward`.
 
@@ -35,7 +35,7 @@ from octavo.kernels.triton.skinny_linear import (
     ResidualStream,
     SkinnyLinear,
     SplitScratch,
-    add_for,
+    add_residual,
     quantized,
     scaled_store,
     store,
@@ -61,8 +61,8 @@ class FusedBlock:
     mlp: FusedMLP
 
     @classmethod
-    def make(cls, block: BlockWeights, rotary_table: Tensor) -> FusedBlock:
-        """Choose the products' configurations."""
+    def make(cls, block: BlockWeights, rotary_table: Tensor, rows: QuantizedRows | None) -> FusedBlock:
+        """Choose the products' configurations. `rows` is for the fp8 ones."""
         spec = block.attention
         heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         attention = AttentionLayer(
@@ -74,9 +74,9 @@ class FusedBlock:
             attention=attention,
             norm_eps=block.norm_eps,
             mlp_gain_m=block.mlp_gain_m,
-            qkv=make_linear("qkv", block.qkv),
-            o=make_linear("o", block.o),
-            mlp=make_mlp(block.mlp),
+            qkv=make_linear("qkv", block.qkv, rows),
+            o=make_linear("o", block.o, rows),
+            mlp=make_mlp(block.mlp, rows),
         )
 
 
@@ -87,17 +87,13 @@ class Buffers:
     stream: ResidualStream
     qkv_to: Tensor
     attended_to: Tensor
-    attended: QuantizedRows | None
-    """The same in e4m3."""
     hidden_tm: Tensor
     mlp: MLPScratch
     split: SplitScratch
     attention: AttentionScratch
 
     @classmethod
-    def allocate(
-        cls, blocks: list[FusedBlock], width: int, dtype: torch.dtype, device: torch.device, *, has_fp8: bool
-    ) -> Buffers:
+    def allocate(cls, blocks: list[FusedBlock], width: int, dtype: torch.dtype, device: torch.device) -> Buffers:
         """For blocks of equal shapes (some may be fp8 and some not; MLPs of one kind are equal)."""
         block = blocks[0]
         heads = block.attention.heads
@@ -107,12 +103,11 @@ class Buffers:
             return torch.zeros(MAX_ROWS, features, dtype=dtype, device=device)
 
         return cls(
-            stream=ResidualStream.allocate(width, dtype, device, has_fp8=has_fp8),
+            stream=ResidualStream.allocate(width, dtype, device),
             qkv_to=rows(block.qkv.n),
             attended_to=rows(block.o.k),
-            attended=QuantizedRows.allocate(block.o.k, device) if has_fp8 else None,
             hidden_tm=rows(width),
-            mlp=MLPScratch.allocate([b.mlp for b in blocks], split, dtype, device, has_fp8=has_fp8),
+            mlp=MLPScratch.allocate([b.mlp for b in blocks], split, dtype, device),
             split=split,
             attention=AttentionScratch.allocate(heads, MAX_ROWS, device),
         )
@@ -124,10 +119,10 @@ class FusedDecode:
     def __init__(self, weights: DecoderWeights) -> None:
         self._embed_vm, self._final_gain_m = weights.embed_vm, weights.final_gain_m
         self._input_gains = [block.input_gain_m for block in weights.blocks]
-        self._blocks = [FusedBlock.make(block, weights.rotary_table) for block in weights.blocks]
-        has_fp8 = any(product.scale_n is not None for block in weights.blocks for product in block.products())
+        rows = _quantized_rows(weights)
+        self._blocks = [FusedBlock.make(block, weights.rotary_table, rows) for block in weights.blocks]
         width, dtype, device = weights.embed_vm.shape[1], weights.embed_vm.dtype, weights.embed_vm.device
-        self._buffers = Buffers.allocate(self._blocks, width, dtype, device, has_fp8=has_fp8)
+        self._buffers = Buffers.allocate(self._blocks, width, dtype, device)
         vocab_size = weights.head_vm.shape[0]
         can_score = supports("head", vocab_size, width)
         self._head = SkinnyLinear.make("head", weights.head_vm, None) if can_score else None
@@ -153,49 +148,31 @@ class FusedDecode:
     def launches(self, token_id_t: Tensor, ctx: ForwardContext) -> list[Launch]:
         """The step's kernels in order."""
         count, buffers = ctx.num_rows, self._buffers
-        reads_eight = [*(block.qkv.reads_eight(count) for block in self._blocks), False]
-        found = [embed(token_id_t, self._embed_vm, self._input_gains[0], buffers.stream, quantize=reads_eight[0])]
+        found = [embed(token_id_t, self._embed_vm, self._input_gains[0], buffers.stream)]
         next_gains = [*self._input_gains[1:], self._final_gain_m]
         partials = 1
-        for block, next_gain_m, next_reads_eight in zip(self._blocks, next_gains, reads_eight[1:], strict=True):
+        for block, next_gain_m in zip(self._blocks, next_gains, strict=True):
             rows = decode_rows(ctx, block.cache)
-            kv_cache = ctx.kv_cache[block.cache]
-            found += self._block(block, next_gain_m, kv_cache, rows, partials, next_reads_eight=next_reads_eight)
+            found += self._block(block, next_gain_m, ctx.kv_cache[block.cache], rows, partials)
             partials = block.mlp.num_partials(count)
         eps = self._blocks[-1].norm_eps
         return [*found, final_norm(buffers.stream, self._final_gain_m, eps, buffers.hidden_tm[:count])]
 
     def _block(
-        self,
-        block: FusedBlock,
-        next_gain_m: Tensor,
-        kv_cache: Tensor,
-        rows: DecodeRows,
-        partials: int,
-        *,
-        next_reads_eight: bool,
+        self, block: FusedBlock, next_gain_m: Tensor, kv_cache: Tensor, rows: DecodeRows, partials: int
     ) -> list[Launch]:
-        """One block; `partials` sums of squares a row come with its input, `next_gain_m` is of the norm after it, whose
-        reader may want e4m3."""
+        """One block; `partials` sums of squares a row come with its input, `next_gain_m` is of the norm after it."""
         count, buffers, eps = rows.num_rows, self._buffers, block.norm_eps
         stream = buffers.stream
         qkv_to, attended_to = buffers.qkv_to[:count], buffers.attended_to[:count]
-        attended = buffers.attended if block.o.reads_eight(count) else None
-        reads_eight = block.mlp.reads_eight(count)
+        between = block.o.num_tiles(count)
         return [
+            *quantized(block.qkv, stream.gained_mn[:count]),
             scaled_store(block.qkv, stream, qkv_to, partials=partials, epilogue="store", eps=eps),
             *attend(block.attention, qkv_to, kv_cache, rows, buffers.attention, attended_to),
-            *([] if attended is None else [quantized(attended_to, attended)]),
-            *add_for(reads_eight, block.o, attended_to, stream, block.mlp_gain_m, buffers.split, attended),
-            *block.mlp.launches(
-                stream,
-                buffers.mlp,
-                count,
-                partials=block.o.num_tiles(count),
-                gain_n=next_gain_m,
-                eps=eps,
-                next_reads_eight=next_reads_eight,
-            ),
+            *quantized(block.o, attended_to),
+            add_residual(block.o, attended_to, stream, block.mlp_gain_m, buffers.split),
+            *block.mlp.launches(stream, buffers.mlp, count, partials=between, gain_n=next_gain_m, eps=eps),
         ]
 
     def accepts_logits(self, hidden_sm: Tensor) -> bool:
@@ -208,3 +185,10 @@ class FusedDecode:
         logits_sv = torch.empty(hidden_sm.shape[0], self._head.n, dtype=torch.float32, device=hidden_sm.device)
         store(self._head, hidden_sm, logits_sv, self._buffers.stream).run()
         return logits_sv
+
+
+def _quantized_rows(weights: DecoderWeights) -> QuantizedRows | None:
+    """Room for the widest rows that an fp8 product reads; None where there is none."""
+    products = [product for b in weights.blocks for product in b.products()]
+    widths = [product.weight_nk.shape[1] for product in products if product.scale_n is not None]
+    return QuantizedRows.allocate(max(widths), weights.embed_vm.device) if widths else None

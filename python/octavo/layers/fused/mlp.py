@@ -22,8 +22,9 @@ from octavo.kernels.triton.skinny_linear import (
     ResidualStream,
     SkinnyLinear,
     SplitScratch,
-    add_for,
-    gated,
+    add_residual,
+    quantized,
+    scaled_store,
 )
 from octavo.kernels.triton.skinny_table import MAX_ROWS
 from octavo.layers.fused.base import ExpertWeights, GatedWeights, Weights
@@ -34,26 +35,21 @@ class MLPScratch:
     """Buffers that the MLPs of all layers take turns on; None where no layer needs them."""
 
     activated_to: Tensor | None
-    activated: QuantizedRows | None
-    """The same in e4m3."""
     split: SplitScratch
     experts: DecodeBuffers | None
 
     @classmethod
     def allocate(
-        cls, mlps: Iterable[FusedMLP], split: SplitScratch, dtype: torch.dtype, device: torch.device, *, has_fp8: bool
+        cls, mlps: Iterable[FusedMLP], split: SplitScratch, dtype: torch.dtype, device: torch.device
     ) -> MLPScratch:
         """For MLPs like these: those of one kind have equal sizes."""
         kinds = {type(mlp): mlp for mlp in mlps}
         dense, sparse = kinds.get(GatedMLP), kinds.get(SparseMLP)
         activated_to: Tensor | None = None
-        activated: QuantizedRows | None = None
         if isinstance(dense, GatedMLP):
             activated_to = torch.zeros(MAX_ROWS, dense.down.k, dtype=dtype, device=device)
-            if has_fp8:
-                activated = QuantizedRows.allocate(dense.down.k, device)
         experts = DecodeBuffers.allocate(sparse.experts) if isinstance(sparse, SparseMLP) else None
-        return cls(activated_to, activated, split, experts)
+        return cls(activated_to, split, experts)
 
 
 class FusedMLP(Protocol):
@@ -68,13 +64,8 @@ class FusedMLP(Protocol):
         partials: int,
         gain_n: Tensor,
         eps: float,
-        next_reads_eight: bool,
     ) -> list[Launch]:
-        """residual += mlp(norm(residual)): `partials` sums of squares a row come in, `gain_n` is of the next norm,
-        whose reader may want its rows in e4m3."""
-
-    def reads_eight(self, num_rows: int) -> bool:
-        """Whether it wants its own so."""
+        """residual += mlp(norm(residual)): `partials` sums of squares a row come in, `gain_n` is of the next norm."""
 
     def num_partials(self, num_rows: int) -> int:
         """Sums of squares a row that it leaves."""
@@ -99,20 +90,16 @@ class GatedMLP:
         partials: int,
         gain_n: Tensor,
         eps: float,
-        next_reads_eight: bool,
     ) -> list[Launch]:
         """See `FusedMLP.launches`."""
         assert scratch.activated_to is not None
-        y_to = scratch.activated_to[:num_rows]
-        y_rows = scratch.activated if self.down.reads_eight(num_rows) else None
+        activated_to = scratch.activated_to[:num_rows]
         return [
-            *gated(self.gate_up, stream, y_to, y_rows, partials=partials, eps=eps),
-            *add_for(next_reads_eight, self.down, y_to, stream, gain_n, scratch.split, y_rows),
+            *quantized(self.gate_up, stream.gained_mn[:num_rows]),
+            scaled_store(self.gate_up, stream, activated_to, partials=partials, epilogue="silu", eps=eps),
+            *quantized(self.down, activated_to),
+            add_residual(self.down, activated_to, stream, gain_n, scratch.split),
         ]
-
-    def reads_eight(self, num_rows: int) -> bool:
-        """See `FusedMLP.reads_eight`."""
-        return self.gate_up.reads_eight(num_rows)
 
     def num_partials(self, num_rows: int) -> int:
         """See `FusedMLP.num_partials`."""
@@ -138,24 +125,10 @@ class SparseMLP:
         partials: int,
         gain_n: Tensor,
         eps: float,
-        next_reads_eight: bool,
     ) -> list[Launch]:
         """See `FusedMLP.launches`."""
         assert scratch.experts is not None
-        return moe.decode(
-            self.experts,
-            stream,
-            scratch.experts,
-            num_rows,
-            partials=partials,
-            gain_n=gain_n,
-            eps=eps,
-            quantize=next_reads_eight,
-        )
-
-    def reads_eight(self, num_rows: int) -> bool:
-        """See `FusedMLP.reads_eight`: the router's rows are wide, and it quantizes them for the experts."""
-        return False
+        return moe.decode(self.experts, stream, scratch.experts, num_rows, partials=partials, gain_n=gain_n, eps=eps)
 
     def num_partials(self, num_rows: int) -> int:
         """See `FusedMLP.num_partials`."""
@@ -166,15 +139,17 @@ class SparseMLP:
         return []
 
 
-def make_linear(op: str, weights: Weights) -> SkinnyLinear:
-    """A product with its configurations chosen."""
-    return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n, weights.scale_n)
+def make_linear(op: str, weights: Weights, rows: QuantizedRows | None) -> SkinnyLinear:
+    """A product with its configurations chosen. `rows` is for fp8 ones."""
+    if weights.scale_n is None:
+        return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n)
+    return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n, weights.scale_n, rows)
 
 
-def make_mlp(weights: GatedWeights | ExpertWeights) -> FusedMLP:
+def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) -> FusedMLP:
     """A block's MLP, ready to launch."""
     if isinstance(weights, GatedWeights):
-        return GatedMLP(make_linear("gate_up", weights.gate_up), make_linear("down", weights.down))
+        return GatedMLP(make_linear("gate_up", weights.gate_up, rows), make_linear("down", weights.down, rows))
     router, gate_up, down = weights.router_em, weights.gate_up_e2im, weights.down_emi
     scales: ExpertScales | None = None
     if weights.gate_up_scale_e2i is not None and weights.down_scale_em is not None:
