@@ -306,6 +306,11 @@ class LLM:
             params = recommended_params(self.facts)
         if isinstance(params, SamplingParams):
             return [params] * num_prompts
+        if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+            raise RequestError(
+                f"sampling_params must be SamplingParams(…) or a list of them, not {type(params).__name__}",
+                "sampling_params",
+            )
         if len(params) != num_prompts:
             raise RequestError(
                 f"sampling_params has {len(params)} entries for {num_prompts} prompts: give one for all or one each",

@@ -107,6 +107,9 @@ def test_nothing_runs_when_one_prompt_is_wrong(llm: LLM) -> None:
         llm.generate([[1], []], SamplingParams())
     with pytest.raises(RequestError, match="3 entries for 2 prompts"):
         llm.generate([[1], [2]], [SamplingParams()] * 3)
+    for other in ({"max_tokens": 3}, [{"max_tokens": 3}], "max_tokens=3"):
+        with pytest.raises(RequestError, match=r"sampling_params must be SamplingParams\(…\)"):
+            llm.generate([[1]], other)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="no tokenizer"):
         llm.generate("text", SamplingParams())
     assert llm.stats()["num_steps"] == 0

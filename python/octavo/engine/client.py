@@ -92,6 +92,8 @@ class EngineClient:
         """The way to the engine. EngineDeadError while there is none, OverloadError while no more is taken."""
         if self._state == "draining":
             raise OverloadError("the engine is shutting down", DRAIN_RETRY_AFTER_S)
+        if self._closing:
+            raise EngineDeadError("the engine was closed")
         if self._state != "ready" or self._connection is None:
             raise EngineDeadError(UNAVAILABLE[self._state])
         return self._connection

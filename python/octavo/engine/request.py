@@ -193,6 +193,10 @@ class RequestFactory:
 
     def _check_params(self, params: SamplingParams) -> None:
         """What depends on the model: its vocabulary, its tokenizer, how many logprobs its engine returns."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params must be SamplingParams(…), not {type(params).__name__}", "sampling_params"
+            )
         params.check_vocabulary(self.facts.vocab_size)
         for param in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, param)

@@ -74,8 +74,10 @@ class LiveCalls:
             await asyncio.sleep(LOOK_S)
 
     def cut_all(self, error: ApiError) -> int:
-        """End all that are left; how many those were."""
+        """End all that are left, each of them once; how many those were."""
         waiting, calls = self._waiting(), list(self.calls)
+        self.runs.difference_update(waiting)
+        self.calls.clear()
         for run in waiting:
             log.warning("cut: %s while a tool worked", run.request_id or "a response")
             run.cut(error)
