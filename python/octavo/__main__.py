@@ -1,7 +1,19 @@
-"""`python -m octavo` is the `octavo` command."""
+"""The `octavo` command, also as `python -m octavo`: Ctrl-C is no traceback, not even while modules are imported."""
 
 import sys
 
-from octavo.cli import main
+INTERRUPTED = 130
 
-sys.exit(main())
+
+def main() -> int:
+    """The exit code: the command's own, or 130 after Ctrl-C."""
+    try:
+        from octavo.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,7 +27,6 @@ from octavo.config import (
 )
 from octavo.errors import ConfigError, OctavoError
 
-INTERRUPTED = 130
 SWITCH = re.compile(r"argument (--\S+)/(--no-\S+): ignored explicit argument")
 """What argparse says of `--flag=false`."""
 
@@ -257,11 +256,9 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0, that of the error, or 130 after Ctrl-C."""
+    """The exit code: 0, or that of the error."""
     try:
         return run_command(sys.argv[1:] if argv is None else argv)
     except OctavoError as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED

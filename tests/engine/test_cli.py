@@ -140,6 +140,23 @@ def test_module_and_exit_codes() -> None:
     assert empty.stderr.startswith("usage: octavo")
 
 
+@pytest.mark.parametrize("when", ["octavo.config", "octavo.worker.choice"])
+def test_ctrl_c_while_modules_are_imported(when: str) -> None:
+    code = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, *more):
+        if name == {when!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["octavo", "plan", "m"]
+from octavo.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_answers_about_flags_import_no_torch() -> None:
     code = """
 import sys
