@@ -13,7 +13,8 @@ from torch import Tensor
 from octavo.kernels.reference import gated as reference_gated
 from octavo.kernels.reference import rms_norm as reference_norm
 from octavo.kernels.reference import rotate_write as reference_rotate
-from octavo.kernels.triton import gated, rms_norm, rotate_write
+from octavo.kernels.reference import weighed_sum as reference_weighed
+from octavo.kernels.triton import gated, rms_norm, rotate_write, weighed_sum
 
 DTYPES = (torch.float32, torch.float16)
 GAINS = [(dtype, dtype) for dtype in DTYPES] + [(torch.float16, torch.float32)]
@@ -67,6 +68,17 @@ def test_gated_silu(tokens: int, features: int, dtype: torch.dtype) -> None:
     product = 3 * random(tokens, 2 * features, dtype=dtype)
     close(gated.gated_silu(product), reference_gated.gated_silu(product))
     close(gated.gated_gelu(product), reference_gated.gated_gelu(product))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "dim"), [(1, 64), (3, 100), (2, 2100), (0, 64)])
+def test_weighed_sum(tokens: int, dim: int, dtype: torch.dtype) -> None:
+    hidden, shared, sparse = (random(tokens, dim, dtype=dtype, seed=seed) for seed in range(3))
+    gate = 0.3 * random(1, dim, dtype=dtype, seed=3)
+    close(
+        weighed_sum.weighed_sum(hidden, gate, shared, sparse),
+        reference_weighed.weighed_sum(hidden, gate, shared, sparse),
+    )
 
 
 HEADS = {"gqa": (8, 2, 64), "mha": (3, 3, 32), "group-of-7": (7, 1, 64), "dim-80": (4, 2, 80), "dim-128": (2, 1, 128)}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from octavo import envs
-from octavo.kernels.triton import gated, rms_norm, rotate_write
+from octavo.kernels.triton import gated, rms_norm, rotate_write, weighed_sum
 
 FOLDER = Path(__file__).parent
 BF16 = torch.bfloat16
@@ -52,13 +52,14 @@ def test_joins_compile(model: str, pdl: bool) -> None:
     cache = torch.empty(3, 2, kv_heads, 64, dim, dtype=BF16)
     gains = [torch.empty(dim, dtype=gain_dtype) if has_norm else None for _ in range(2)]
     angles, places = torch.empty(4, dim), torch.empty(4, dtype=torch.int64)
-    with offline_compile.record(rms_norm, gated, rotate_write) as launches:
+    with offline_compile.record(rms_norm, gated, rotate_write, weighed_sum) as launches:
+        weighed_sum.weighed_sum(x, torch.empty(1, hidden, dtype=BF16), x, x, pdl=pdl)
         rms_norm.rms_norm(x, gain, 1e-5, pdl=pdl)
         rms_norm.add_rms_norm(x, x, gain, 1e-5, pdl=pdl)
         gated.gated_silu(torch.empty(4, 2 * inner, dtype=BF16), pdl=pdl)
         gated.gated_gelu(torch.empty(4, 2 * inner, dtype=BF16), pdl=pdl)
         rotate_write.rotate_write(qkv, angles, cache, places, *gains, num_heads=heads, norm_eps=1e-5, pdl=pdl)
-    assert len(launches) == 5
+    assert len(launches) == 6
     for launch in launches:
         compiled = offline_compile.compile_launch(*launch)
         assert compiled.spill_bytes == 0, compiled

@@ -15,6 +15,7 @@ from octavo.layers.activation import GatedActivation, LearnedActivation, activat
 from octavo.layers.fused.base import GatedWeights, Weights
 from octavo.layers.linear import Choice, Linear
 from octavo.layers.moe import Merged, SparseMLP
+from octavo.layers.weighed_sum import WeighedSum
 from octavo.models.family import BlockSpec, Names
 
 LEARNED = "xielu"
@@ -95,22 +96,20 @@ class SharedMLP(nn.Module):
         self.sparse = sparse
         make = GatedMLP if spec.is_gated else PlainMLP
         self.shared = make(replace(spec, intermediate_size=spec.shared_size), inside, choose, dtype, device)
-        self.gate: nn.Parameter | None = None
-        if self.names.gate:
-            self.gate = nn.Parameter(torch.empty(1, spec.hidden_size, dtype=dtype, device=device), requires_grad=False)
+        has_gate = bool(self.names.gate)
+        self.join = WeighedSum(spec.hidden_size, dtype=dtype, device=device) if has_gate else None
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
         shared_tm: Tensor = self.shared(hidden_tm)
-        if self.gate is not None:
-            shared_tm = (hidden_tm * self.gate).sum(-1, keepdim=True).sigmoid() * shared_tm
-        result_tm: Tensor = self.sparse(hidden_tm) + shared_tm
+        sparse_tm: Tensor = self.sparse(hidden_tm)
+        result_tm: Tensor = sparse_tm + shared_tm if self.join is None else self.join(hidden_tm, shared_tm, sparse_tm)
         return result_tm
 
     def slots(self) -> dict[str, Tensor]:
         """Checkpoint names below the layer's prefix."""
         found = {**self.sparse.slots(), **self.shared.slots()}
-        return found if self.gate is None else found | {f"{self.names.gate}.weight": self.gate}
+        return found if self.join is None else found | {f"{self.names.gate}.weight": self.join.gate}
 
     def merged_slots(self) -> dict[str, Merged]:
         """The experts'."""

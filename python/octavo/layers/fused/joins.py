@@ -12,8 +12,10 @@ from torch import nn
 
 from octavo.kernels.triton.gated import gated_gelu, gated_silu
 from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from octavo.kernels.triton.weighed_sum import weighed_sum
 from octavo.layers.activation import GatedActivation
 from octavo.layers.norm import RMSNorm
+from octavo.layers.weighed_sum import WeighedSum
 
 SILU = ("silu", "swish")
 GELU = ("gelu_new", "gelu_pytorch_tanh")
@@ -25,6 +27,8 @@ def use_joins(model: nn.Module, *, pdl: bool) -> None:
         if isinstance(module, RMSNorm):
             module.norm = partial(rms_norm, pdl=pdl)
             module.add = partial(add_rms_norm, pdl=pdl)
+        elif isinstance(module, WeighedSum):
+            module.run = partial(weighed_sum, pdl=pdl)
         elif isinstance(module, GatedActivation) and module.name in SILU:
             module.run = partial(gated_silu, pdl=pdl)
         elif isinstance(module, GatedActivation) and module.name in GELU:

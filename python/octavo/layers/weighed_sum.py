@@ -1,0 +1,26 @@
+"""What joins a mixture of experts and the MLP beside it: their sum, the MLP weighed by a sigmoid of a product.
+
+Shape suffixes: t tokens, m model dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from octavo.kernels.reference.weighed_sum import weighed_sum
+
+
+class WeighedSum(nn.Module):
+    """`gate` [1, m]; a kernel may take the place of `run` (fused/joins.py)."""
+
+    def __init__(self, dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(1, dim, dtype=dtype, device=device), requires_grad=False)
+        self.run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = weighed_sum
+
+    def forward(self, hidden_tm: Tensor, shared_tm: Tensor, sparse_tm: Tensor) -> Tensor:
+        """What both read, and what they give: [t, m]."""
+        return self.run(hidden_tm, self.gate, shared_tm, sparse_tm)
