@@ -1,23 +1,28 @@
 """Every kernel on small shapes under compute-sanitizer: invalid and uninitialised accesses, races in shared memory.
 
-    PYTHONPATH=python python tests/kernels/gpu_sanitize.py --out sanitize.json [--tools memcheck,racecheck]
+    PYTHONPATH=python python tests/kernels/gpu_sanitize.py --out sanitize.json                     # all, memcheck
+    PYTHONPATH=python python tests/kernels/gpu_sanitize.py --tools racecheck --cases dense,experts --budget 100
 
 An engine runs tiny random models (dense with and without head norms, a mixture of experts, fp8, deterministic), with
 prompts in chunks, decode steps of 1 to 20 rows, sampling with and without top-k and top-p, penalties, with and without
-CUDA graphs: each kind of kernel is launched by its own host code. The first run, without the tool, compiles everything.
-compute-sanitizer comes with the CUDA toolkit. The exit code is 1 if a tool found something; `tests/run` does not run
-this.
+CUDA graphs: each kind of kernel is launched by its own host code. A case is a process of its own under a tool, with a
+time limit of its own, and what it prints is shown at once; before, the same without a tool compiles everything.
+racecheck, a hundred times slower, runs fewer rows and leaves out the kernels of libraries. compute-sanitizer comes with
+the CUDA toolkit. The exit code is 1 if a tool found something or a case did not end; `tests/run` does not run this.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -58,17 +63,28 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deterministic": (LLAMA, {"deterministic": True}),
     "plain": (LLAMA, {"decode_kernels": "plain"}),
 }
+LIBRARIES = "kns=nvjet,kns=cutlass,kns=cublas,kns=native"
+"""Kernels of cuBLAS and torch."""
 TOOL_OPTIONS = {
     "memcheck": [],
-    "racecheck": ["--racecheck-report", "analysis"],
+    "racecheck": ["--racecheck-report", "analysis", "--kernel-name-exclude", LIBRARIES],
     "initcheck": [],
     "synccheck": [],
 }
+BATCHES = {
+    "all": ((1, 3, 4), (3, 130, 4), (20, 150, 4)),
+    "few": ((1, 3, 3), (5, 70, 2)),
+}
+"""(requests, longest prompt, tokens each) of the calls that a case makes."""
+FEW = ("racecheck",)
+"""Tools that are so slow that they get "few"."""
 FOUND = 7
 """The exit code that the tool is asked for when it finds something."""
+OUT_OF_TIME = 124
+LEAST_S = 10.0
 
 
-def run_cases(names: list[str]) -> None:
+def run_cases(names: list[str], batches: str) -> None:
     """In this process: an engine a case."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
     import offline
@@ -89,7 +105,8 @@ def run_cases(names: list[str]) -> None:
             }
             begun = time.perf_counter()
             with LLM(model=folder, load_format="dummy", **limits, **options) as llm:
-                for count, longest in ((1, 3), (3, 130), (20, 150)):
+                print(f"{name}: loaded after {time.perf_counter() - begun:.1f} s", flush=True)
+                for count, longest, num_out in BATCHES[batches]:
                     prompts = [[rng.randrange(2, 500) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
                     kinds = [
                         {"temperature": 0.0},
@@ -97,9 +114,9 @@ def run_cases(names: list[str]) -> None:
                         {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
                         {"temperature": 0.0, "repetition_penalty": 1.2, "logprobs": 3},
                     ]
-                    params = [SamplingParams(max_tokens=4, ignore_eos=True, **kinds[i % 4]) for i in range(count)]
-                    llm.generate(prompts, params)
-            print(f"{name}: {time.perf_counter() - begun:.1f} s", flush=True)
+                    params = [SamplingParams(max_tokens=num_out, ignore_eos=True, **kinds[i % 4]) for i in range(count)]
+                    llm.generate(prompts, params, use_tqdm=False)
+                    print(f"{name}: {count} requests after {time.perf_counter() - begun:.1f} s", flush=True)
 
 
 def sanitizer() -> str | None:
@@ -109,46 +126,69 @@ def sanitizer() -> str | None:
     )
 
 
-def run_tool(tool: str, path: str, cases: list[str], timeout_s: float) -> dict[str, Any]:
-    """All cases in one process under the tool."""
+def run_case(tool: str, path: str, case: str, limit_s: float) -> dict[str, Any]:
+    """One case in a process of its own under the tool, which is killed after `limit_s`; its lines are shown as they
+    come."""
     begun = time.perf_counter()
     command = [path, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", *TOOL_OPTIONS[tool]]
-    command += [sys.executable, __file__, "--child", ",".join(cases)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-        out, code = done.stdout + done.stderr, done.returncode
-    except subprocess.TimeoutExpired as gone:
-        out, code = (gone.stdout or b"").decode() + "\ntimeout", 124
-    lines = [line for line in out.splitlines() if line.startswith("=========") or "Error" in line]
-    ended = [line for line in out.splitlines() if line.endswith(" s") and ": " in line]
-    return {"tool": tool, "code": code, "s": time.perf_counter() - begun, "cases": ended, "lines": lines[:60]}
+    command += [sys.executable, "-u", __file__, "--child", case, "--batches", "few" if tool in FEW else "all"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    out_of_time = threading.Event()
+
+    def kill() -> None:
+        out_of_time.set()
+        os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(limit_s, kill)
+    timer.start()
+    lines = []
+    assert process.stdout is not None, "it is a pipe"
+    for line in process.stdout:
+        if line.startswith(("=========", case)) or "Error" in line:
+            lines.append(line.rstrip())
+            print(f"    [{time.perf_counter() - begun:.0f} s] {lines[-1]}", flush=True)
+    code = process.wait()
+    timer.cancel()
+    if out_of_time.is_set():
+        code = OUT_OF_TIME
+    return {"tool": tool, "case": case, "code": code, "s": time.perf_counter() - begun, "lines": lines[:60]}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--tools", default="memcheck,racecheck")
+    parser.add_argument("--tools", default="memcheck", help="of memcheck, racecheck, initcheck, synccheck")
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--timeout", type=float, default=110.0, help="seconds a tool")
-    parser.add_argument("--child")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds a case under a tool")
+    parser.add_argument("--budget", type=float, default=600.0, help="seconds in all; cases past it are left out")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--batches", default="all", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        run_cases(args.child.split(","))
+        run_cases(args.child.split(","), args.batches)
         return 0
     cases = args.cases.split(",")
-    begun = time.perf_counter()
-    subprocess.run([sys.executable, __file__, "--child", ",".join(cases)], check=True)
-    print(f"[{time.perf_counter() - begun:.0f} s] without a tool", flush=True)
+    deadline = time.perf_counter() + args.budget
     path = sanitizer()
     if path is None:
         print("no compute-sanitizer here: it comes with the CUDA toolkit")
         return 1
-    results = [run_tool(tool, path, cases, args.timeout) for tool in args.tools.split(",")]
-    for result in results:
-        print(f"{result['tool']}: exit {result['code']} after {result['s']:.0f} s; cases: {result['cases']}")
-        print("\n".join(f"    {line}" for line in result["lines"][:25]))
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1))
+    subprocess.run([sys.executable, __file__, "--child", ",".join(cases)], check=True)
+    results = []
+    for tool in args.tools.split(","):
+        for case in cases:
+            left_s = deadline - time.perf_counter()
+            if left_s < LEAST_S:
+                print(f"{tool} of {case}: left out, no time", flush=True)
+                continue
+            print(f"{tool} of {case}", flush=True)
+            results.append(run_case(tool, path, case, min(args.limit, left_s)))
+            end = {0: "nothing found", OUT_OF_TIME: "out of time"}.get(results[-1]["code"], "FOUND SOMETHING")
+            print(f"{tool} of {case}: {end} after {results[-1]['s']:.0f} s", flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(results, indent=1))
     return 1 if any(result["code"] for result in results) else 0
 
 
