@@ -92,7 +92,7 @@ def test_bad_words_are_not_said(llm: LLM) -> None:
     assert said[0] not in say(prompt, bad_words=[chr(said[0])])
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_how_work_is_cut_changes_no_token(llm: LLM, tiny_llama: Path, depth: int) -> None:
     """Small chunks, preemption and steps in flight, against one prompt at a time; greedy and sampled."""
     prompts = ["shared beginning of a prompt, " * 2 + "x" * i for i in range(12)]
@@ -105,3 +105,46 @@ def test_how_work_is_cut_changes_no_token(llm: LLM, tiny_llama: Path, depth: int
         stats = cut.stats()
     assert stats["num_preemptions"] > 0
     assert stats["num_free_blocks"] == stats["num_blocks"]
+
+
+FEATURES: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_k": 20, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.05, "n": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},
+    {"temperature": 0.8, "presence_penalty": 0.6, "frequency_penalty": 0.4},
+    {"temperature": 0.7, "logit_bias": {97: 3.0, 98: -5.0}},
+    {"temperature": 0.9, "min_tokens": 5, "prompt_logprobs": 1},
+    {"temperature": 0.6, "structured_outputs": {"regex": "[a-z]{4,9}[0-9]+"}},
+)
+
+
+def tell(llm: LLM, params: list[SamplingParams]) -> list[tuple[Any, ...]]:
+    """What two rounds of requests, of which some are over early, gave."""
+    outputs = [llm.generate([f"round {turn}: {'x' * i}" for i in range(len(params))], params) for turn in range(2)]
+    ones = [one for each in outputs for output in each for one in output.outputs]
+    return [(one.token_ids, one.text, one.finish_reason, one.stop_reason) for one in ones]
+
+
+@pytest.mark.parametrize("runner", ["torch", "embedded"])
+def test_steps_in_flight_change_nothing_of_what_features_do(tiny_llama: Path, runner: str) -> None:
+    """Every way of sampling beside requests that a stop string ends while steps with their rows are in flight."""
+    lengths = (6, 40, 17)
+    params = [
+        SamplingParams(seed=i, max_tokens=lengths[i % 3], ignore_eos=i % 2 == 0, **each)
+        for i, each in enumerate(FEATURES)
+    ]
+    told = {}
+    for depth in (1, 2, 3):
+        config = {"dtype": "float32", "device": "cpu", "cpu_threads": 1, "runner": runner, "overlap_depth": depth}
+        with LLM(str(tiny_llama), **config) as llm:
+            texts = [text for _, text, _, _ in tell(llm, params) if len(text) > 8]
+            stops = [
+                SamplingParams(seed=i, temperature=0.0, max_tokens=60, stop=[texts[i % len(texts)][4:6]])
+                for i in range(4)
+            ]
+            told[depth] = tell(llm, [*params, *stops])
+            stats = llm.stats()
+        assert stats["num_free_blocks"] == stats["num_blocks"]
+    assert told[1] == told[2] == told[3]
+    assert {"stop", "length"} <= {reason for _, _, reason, _ in told[1]}

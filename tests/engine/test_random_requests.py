@@ -95,7 +95,7 @@ class Traffic:
         assert worked or not self.open or self.loop.core.has_work(), "requests wait and nothing happens"
 
 
-@pytest.mark.parametrize(("depth", "policy"), [(1, "fcfs"), (2, "priority")])
+@pytest.mark.parametrize(("depth", "policy"), [(1, "fcfs"), (2, "priority"), (3, "fcfs")])
 def test_ten_thousand_random_requests(depth: int, policy: str) -> None:
     config = fake_config(
         num_gpu_blocks_override=14,

@@ -64,11 +64,12 @@ def run(llm: LLM) -> list[CompletionOutput]:
     "options",
     [
         {"overlap_depth": 2},
+        {"overlap_depth": 3},
         {"overlap_depth": 2, "max_num_batched_tokens": 16, "max_num_seqs": 4},
         {"num_gpu_blocks_override": 14, "max_num_seqs": 6, "max_model_len": 192, "overlap_depth": 2},
         {"runner": "embedded"},
     ],
-    ids=["depth 2", "chunked", "preempted", "embedded"],
+    ids=["depth 2", "depth 3", "chunked", "preempted", "embedded"],
 )
 def test_tokens_are_the_same_whatever_the_schedule(tiny_llama: Path, llm: LLM, options: dict[str, Any]) -> None:
     with make(tiny_llama, **options) as other:
