@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from family_shapes import FAMILY_SHAPES
 from grammar import PEOPLE
@@ -398,6 +399,7 @@ def make_parser() -> Parser:
     group.add_argument("--num-out", type=int, help="output tokens, instead of the workload's own number")
     group.add_argument("--repeat", type=int, default=2, help="runs, of which the best counts (default: %(default)s)")
     group.add_argument("--rate", type=float, default=10.0, help="requests a second of arrivals (default: %(default)s)")
+    group.add_argument("--served", action="store_true", help="plan steps as a server does (--max-itl-ms derived)")
     group.add_argument("--trace", type=Path, help="trace every step: a table to stderr, the steps to FILE.WORKLOAD")
     group.add_argument("--kernels", action="store_true", help="profile every call: kernels and gaps, to stderr")
     group.add_argument("--json", type=Path, help="write the result here instead of to stdout")
@@ -417,12 +419,23 @@ def run_workload(bench: Bench, name: str, trace_file: Path | None) -> Any:
         write(steps, trace_file.with_name(f"{trace_file.name}.{name}"))
 
 
+def load(values: dict[str, Any], *, served: bool) -> Any:
+    """An `LLM`. `served`: its steps are planned as a server's are, and what a server does when it is idle is done."""
+    from octavo import LLM
+    from octavo.engine.build import build_engine
+
+    if not served:
+        return LLM(**values)
+    with mock.patch("octavo.llm.build_engine", lambda config, progress, bounded: build_engine(config, progress)):
+        llm = LLM(**values)
+    show(f"{sum(1 for _ in llm._loop.runner.chores)} chores")
+    return llm
+
+
 def run(arguments: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]:
     """Load, run the workloads, and say what was measured where."""
-    from octavo import LLM
-
     start = time.perf_counter()
-    with LLM(**values) as llm:
+    with load(values, served=arguments.served) as llm:
         start_s = time.perf_counter() - start
         bench = Bench(llm, arguments)
         first_s = bench.seconds(bench.prompts(1, 16), greedy(1))

@@ -31,6 +31,7 @@ mod outputs;
 pub mod pieces;
 pub mod plan;
 pub mod prefix;
+mod prompt_cost;
 mod prompts;
 pub mod protocol;
 pub mod queue;

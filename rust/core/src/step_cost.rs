@@ -1,19 +1,17 @@
 //! How long steps take, and how many prompt tokens a step may hold so that those who decode keep their pace.
 //!
 //! Measured by the loop's own clock: a step lasts from its plan, or from the end of the step before it, to its result.
-//! A step with prompt tokens costs what its decode rows alone cost, plus a fixed part, plus a part a token. The line is
-//! fitted to the last few steps by the median of the slopes between all pairs (Theil 1950, Sen 1968), so that a step
-//! that compiled a kernel or captured a graph does not count. Not here: who gets the tokens (`prompts`).
+//! A step with prompt tokens costs what its decode rows alone cost, plus a fixed part, plus a part a token
+//! (`prompt_cost`). Not here: who gets the tokens (`prompts`).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::prompt_cost::{Line, PromptCost, Sample, median, push};
 use crate::speculation::{DraftCosts, DraftPrice};
 
 /// Fewest prompt tokens of a step beside decodes: prompts always go on.
 pub const MIN_CHUNK: u32 = 32;
-/// Steps that are remembered.
-const WINDOW: usize = 16;
 /// Decode steps that are remembered of each size.
 const DECODE_WINDOW: usize = 9;
 /// Sizes of decode steps: 1, 2-3, 4-7, … rows.
@@ -35,43 +33,12 @@ pub struct StepShape {
     pub num_drafted: u32,
 }
 
-/// A step with prompt tokens, and its time without that of its decode rows.
-#[derive(Clone, Copy, Debug)]
-pub struct Sample {
-    pub num_tokens: u32,
-    pub extra_ms: f64,
-}
-
-/// Time of prompt (or drafted) tokens in a step, beyond that of its decode rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Line {
-    pub fixed_ms: f64,
-    pub ms_per_token: f64,
-    /// All samples are of one size: what is fixed and what grows can't be told apart.
-    pub is_guess: bool,
-}
-
 #[derive(Debug, Default)]
 pub struct StepCost {
     decode_ms: [VecDeque<f64>; NUM_SIZES],
-    samples: VecDeque<Sample>,
-    line: Line,
+    prompts: PromptCost,
     drafts: DraftCosts,
     last_end: Option<Instant>,
-}
-
-pub fn push<T>(values: &mut VecDeque<T>, value: T, most: usize) {
-    if values.len() == most {
-        values.pop_front();
-    }
-    values.push_back(value);
-}
-
-/// The middle value (the lower one of two).
-fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut sorted: Vec<f64> = values.into_iter().collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
 pub fn size_of(num_rows: u32) -> usize {
@@ -105,12 +72,10 @@ impl StepCost {
             self.decode_ms[size_of(shape.num_decode_rows)] = VecDeque::from([time_ms]);
             decode_ms = time_ms;
         }
-        let sample = Sample {
+        self.prompts.record(Sample {
             num_tokens: shape.num_prompt_tokens,
             extra_ms: time_ms - decode_ms,
-        };
-        push(&mut self.samples, sample, WINDOW);
-        self.line = fit(&self.samples, MIN_CHUNK);
+        });
     }
 
     /// Time of a step of decode rows alone; of the nearest size when this one was never seen; 0 when none was.
@@ -133,11 +98,12 @@ impl StepCost {
     pub fn expected(&self, shape: StepShape) -> Option<Duration> {
         let times = &self.decode_ms[size_of(shape.num_decode_rows)];
         let decode_ms = times.iter().copied().reduce(f64::min)?;
+        if shape.num_drafted > 0 {
+            return None;
+        }
         let prompt_ms = match shape.num_prompt_tokens {
-            _ if shape.num_drafted > 0 => return None,
             0 => 0.0,
-            _ if self.line.is_guess || self.samples.is_empty() => return None,
-            num_tokens => self.line.fixed_ms + self.line.ms_per_token * f64::from(num_tokens),
+            num_tokens => self.prompts.expected_ms(num_tokens)?,
         };
         Duration::try_from_secs_f64((decode_ms + prompt_ms) / 1e3).ok()
     }
@@ -160,7 +126,7 @@ impl StepCost {
         num_pending: u64,
         max_itl_ms: Option<f64>,
     ) -> u32 {
-        let largest = self.samples.iter().map(|sample| sample.num_tokens).max();
+        let largest = self.prompts.largest();
         let (Some(largest), false) = (largest, max_itl_ms == Some(0.0)) else {
             return u32::MAX;
         };
@@ -168,7 +134,7 @@ impl StepCost {
             fixed_ms,
             ms_per_token,
             is_guess,
-        } = self.line;
+        } = self.prompts.line();
         let fixed_ms = fixed_ms + self.decode_ms(num_decode_rows);
         let limit_ms = max_itl_ms.unwrap_or_else(|| {
             let share_ms = AUTO_SHARE * num_pending as f64 * ms_per_token;
@@ -185,36 +151,6 @@ impl StepCost {
             MIN_CHUNK
         };
         chunk.max(least)
-    }
-}
-
-/// `least`: samples whose sizes differ by less say nothing of the slope.
-pub fn fit(samples: &VecDeque<Sample>, least: u32) -> Line {
-    let mut slopes = Vec::new();
-    for (at, a) in samples.iter().enumerate() {
-        for b in samples.iter().skip(at + 1) {
-            if a.num_tokens.abs_diff(b.num_tokens) >= least {
-                let tokens = f64::from(a.num_tokens) - f64::from(b.num_tokens);
-                slopes.push((a.extra_ms - b.extra_ms) / tokens);
-            }
-        }
-    }
-    let Some(slope) = median(slopes) else {
-        let rates = samples.iter().map(|s| s.extra_ms / f64::from(s.num_tokens));
-        return Line {
-            fixed_ms: 0.0,
-            ms_per_token: median(rates).unwrap_or_default(),
-            is_guess: true,
-        };
-    };
-    let ms_per_token = slope.max(0.0);
-    let rest = samples
-        .iter()
-        .map(|s| s.extra_ms - ms_per_token * f64::from(s.num_tokens));
-    Line {
-        fixed_ms: median(rest).unwrap_or_default().max(0.0),
-        ms_per_token,
-        is_guess: false,
     }
 }
 
@@ -347,7 +283,7 @@ mod tests {
     fn a_high_fixed_cost_does_not_end_in_crumbs() {
         let mut device = Device::new(12.0, 0.01);
         device.step(0);
-        for _ in 0..2 * WINDOW {
+        for _ in 0..32 {
             device.step(MIN_CHUNK);
         }
         device.prompt(4000, None);

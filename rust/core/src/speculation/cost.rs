@@ -1,11 +1,12 @@
 //! What drafted tokens cost: how much longer steps of decodes take with them, by the number of rows.
 //!
-//! A line is fitted to the last few steps with drafts, as to those with prompts (`step_cost`). The time without drafts
+//! A line is fitted to the last few steps with drafts, as to those with prompts (`prompt_cost`). The time without drafts
 //! is measured in between, and where drafts did not pay they are tried again now and then.
 
 use std::collections::VecDeque;
 
-use crate::step_cost::{Line, NUM_SIZES, Sample, fit, push, size_of};
+use crate::prompt_cost::{Line, Sample, fit, push};
+use crate::step_cost::{NUM_SIZES, size_of};
 
 /// Steps with drafts that are remembered of each size.
 const WINDOW: usize = 16;
@@ -62,7 +63,7 @@ impl DraftCosts {
             extra_ms: extra_ms.max(0.0),
         };
         push(&mut size.samples, sample, WINDOW);
-        size.line = fit(&size.samples, 1);
+        size.line = fit(&size.samples, |small, large| small < large);
     }
 
     /// Drafts of a step of `num_rows` decodes, which takes `plain_ms` without. `None`: it has none.
