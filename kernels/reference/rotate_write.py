@@ -25,7 +25,7 @@ def rotate_write(
 ) -> Tensor:
     """Rotated q [t, h, d]; writes rotated k, and v, at `slot_mapping` (write_kv). No gains, no norms.
 
-    cos_sin: cosines of half the dims, then sines, fp32. `qkv` is left as it is.
+    cos_sin: cosines of half of the dims that are rotated, then sines, fp32. `qkv` is left as it is.
     """
     kv_heads, _, dim = kv_cache.shape[2:]
     q_thd, k_tgd, v_tgd = qkv_to.unflatten(-1, (-1, dim)).split((num_heads, kv_heads, kv_heads), dim=1)
@@ -36,7 +36,9 @@ def rotate_write(
 
 
 def rotate(x_tnd: Tensor, cos_sin_td: Tensor) -> Tensor:
-    """Pairs dimension i with i + d / 2, in fp32; x's dtype."""
+    """Pairs dimension i of the first so many with the one half of them further, in fp32; x's dtype."""
+    rotated = cos_sin_td.shape[1]
     cos, sin = cos_sin_td.unsqueeze(1).chunk(2, dim=-1)
-    first, second = x_tnd.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_tnd.dtype)
+    first, second = x_tnd[..., :rotated].float().chunk(2, dim=-1)
+    pair = (first * cos - second * sin).to(x_tnd.dtype), (second * cos + first * sin).to(x_tnd.dtype)
+    return torch.cat((*pair, x_tnd[..., rotated:]), dim=-1)

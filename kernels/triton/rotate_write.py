@@ -3,7 +3,8 @@
 One program takes one token. Rotated q stays where it was in the product (attention reads it with the product's row
 stride); k and v go to the cache only.
 
-Shape suffixes: t tokens, h query heads, g KV heads (n: either, padded), d head dim, f half of it (padded).
+Shape suffixes: t tokens, h query heads, g KV heads (n: either, padded), d head dim (padded), f half of the rotated dims
+(padded), r the dims after those (padded).
 """
 
 from __future__ import annotations
@@ -16,67 +17,80 @@ from octavo.kernels.triton.handles import launch
 
 
 @triton.jit
-def rotated(first_nf, second_nf, gain_ptr, half_f, inside, cos_f, sin_f, eps, DIM: tl.constexpr, NORM: tl.constexpr):
-    """Both halves of heads, fp32, normed and rotated; rounds where layers/norm.py does."""
-    dtype = first_nf.dtype
-    first_nf, second_nf = first_nf.to(tl.float32), second_nf.to(tl.float32)
+def normed(x_nf, scale_n1, gain_1f):
+    """x * scale * gain in fp32; rounds where layers/norm.py does."""
+    wide_nf = x_nf.to(tl.float32) * scale_n1
+    if gain_1f.dtype != tl.float32:
+        wide_nf = wide_nf.to(x_nf.dtype).to(tl.float32)
+    return (wide_nf * gain_1f.to(tl.float32)).to(x_nf.dtype).to(tl.float32)
+
+
+@triton.jit
+def rotate_heads(
+    source_n1, target_n1, mask_n1, gain_ptr, cos_1f, sin_1f, eps,
+    DIM: tl.constexpr, ROTATED: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Heads from one place to another, normed and their first ROTATED dims rotated; REST_PAD 0: that is all of them."""
+    HALF: tl.constexpr = ROTATED // 2
+    half_1f = tl.arange(0, HALF_PAD)[None, :]
+    mask_nf = mask_n1 & (half_1f < HALF)
+    first_nf = tl.load(source_n1 + half_1f, mask=mask_nf, other=0.0)
+    second_nf = tl.load(source_n1 + HALF + half_1f, mask=mask_nf, other=0.0)
+    low_nf, high_nf = first_nf.to(tl.float32), second_nf.to(tl.float32)
+    squares_n = tl.sum(low_nf * low_nf, 1) + tl.sum(high_nf * high_nf, 1)
+    if REST_PAD > 0:
+        rest_1r = ROTATED + tl.arange(0, REST_PAD)[None, :]
+        mask_nr = mask_n1 & (rest_1r < DIM)
+        rest_nr = tl.load(source_n1 + rest_1r, mask=mask_nr, other=0.0)
+        wide_nr = rest_nr.to(tl.float32)
+        squares_n += tl.sum(wide_nr * wide_nr, 1)
     if NORM:
-        squares_n = tl.sum(first_nf * first_nf, 1) + tl.sum(second_nf * second_nf, 1)
         scale_n1 = tl.rsqrt(squares_n / DIM + eps)[:, None]
-        low_f = tl.load(gain_ptr + half_f, mask=inside, other=0.0)
-        high_f = tl.load(gain_ptr + DIM // 2 + half_f, mask=inside, other=0.0)
-        first_nf, second_nf = first_nf * scale_n1, second_nf * scale_n1
-        if low_f.dtype != tl.float32:
-            first_nf, second_nf = first_nf.to(dtype).to(tl.float32), second_nf.to(dtype).to(tl.float32)
-        first_nf = (first_nf * low_f.to(tl.float32)[None, :]).to(dtype).to(tl.float32)
-        second_nf = (second_nf * high_f.to(tl.float32)[None, :]).to(dtype).to(tl.float32)
-    cos_1f, sin_1f = cos_f[None, :], sin_f[None, :]
-    return first_nf * cos_1f - second_nf * sin_1f, second_nf * cos_1f + first_nf * sin_1f
+        low_nf = normed(first_nf, scale_n1, tl.load(gain_ptr + half_1f, mask=half_1f < HALF, other=0.0))
+        high_nf = normed(second_nf, scale_n1, tl.load(gain_ptr + HALF + half_1f, mask=half_1f < HALF, other=0.0))
+        if REST_PAD > 0:
+            wide_nr = normed(rest_nr, scale_n1, tl.load(gain_ptr + rest_1r, mask=rest_1r < DIM, other=0.0))
+    dtype = target_n1.dtype.element_ty
+    # In the product's type first, as a cache in another one would have it from there.
+    first_to_nf = (low_nf * cos_1f - high_nf * sin_1f).to(first_nf.dtype)
+    second_to_nf = (high_nf * cos_1f + low_nf * sin_1f).to(first_nf.dtype)
+    tl.store(target_n1 + half_1f, first_to_nf.to(dtype), mask=mask_nf)
+    tl.store(target_n1 + HALF + half_1f, second_to_nf.to(dtype), mask=mask_nf)
+    if REST_PAD > 0:
+        tl.store(target_n1 + rest_1r, wide_nr.to(rest_nr.dtype).to(dtype), mask=mask_nr)
 
 
 @triton.jit
 def rotate_write_kernel(
     qkv_ptr, cos_sin_ptr, place_ptr, q_gain_ptr, k_gain_ptr, cache_ptr, eps,
-    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr, KV_PAD: tl.constexpr,
-    DIM: tl.constexpr, HALF_PAD: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr,
+    QKV_STRIDE: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr,
+    KV_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROTATED: tl.constexpr, HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All heads of one token."""
-    HALF: tl.constexpr = DIM // 2
-    half_f = tl.arange(0, HALF_PAD)
-    inside = half_f < HALF
+    HALF: tl.constexpr = ROTATED // 2
+    half_1f = tl.arange(0, HALF_PAD)[None, :]
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(place_ptr + token)
-    cos_f = tl.load(cos_sin_ptr + token * DIM + half_f, mask=inside, other=0.0)
-    sin_f = tl.load(cos_sin_ptr + token * DIM + HALF + half_f, mask=inside, other=0.0)
-    row_ptr = qkv_ptr + token * ((HEADS + 2 * KV_HEADS) * DIM)
-
-    head_h = tl.arange(0, HEADS_PAD)
-    q_hf = row_ptr + head_h[:, None] * DIM + half_f[None, :]
-    mask_hf = (head_h < HEADS)[:, None] & inside[None, :]
-    first_hf = tl.load(q_hf, mask=mask_hf, other=0.0)
-    second_hf = tl.load(q_hf + HALF, mask=mask_hf, other=0.0)
-    low_hf, high_hf = rotated(first_hf, second_hf, q_gain_ptr, half_f, inside, cos_f, sin_f, eps, DIM, NORM)
-    tl.store(q_hf, low_hf.to(first_hf.dtype), mask=mask_hf)
-    tl.store(q_hf + HALF, high_hf.to(first_hf.dtype), mask=mask_hf)
-
-    head_g = tl.arange(0, KV_PAD)
-    mask_gf = (head_g < KV_HEADS)[:, None] & inside[None, :]
-    k_gf = row_ptr + HEADS * DIM + head_g[:, None] * DIM + half_f[None, :]
-    first_gf = tl.load(k_gf, mask=mask_gf, other=0.0)
-    second_gf = tl.load(k_gf + HALF, mask=mask_gf, other=0.0)
-    low_gf, high_gf = rotated(first_gf, second_gf, k_gain_ptr, half_f, inside, cos_f, sin_f, eps, DIM, NORM)
-    v_gf = k_gf + KV_HEADS * DIM
-    key_ptr = cache_ptr + (place // BLOCK) * BLOCK_STRIDE + (place % BLOCK) * DIM
-    key_gf = key_ptr + head_g[:, None] * (BLOCK * DIM) + half_f[None, :]
-    tl.store(key_gf, low_gf.to(cache_ptr.dtype.element_ty), mask=mask_gf)
-    tl.store(key_gf + HALF, high_gf.to(cache_ptr.dtype.element_ty), mask=mask_gf)
-    value_gf = key_gf + KV_HEADS * BLOCK * DIM
-    tl.store(value_gf, tl.load(v_gf, mask=mask_gf).to(cache_ptr.dtype.element_ty), mask=mask_gf)
-    tl.store(value_gf + HALF, tl.load(v_gf + HALF, mask=mask_gf).to(cache_ptr.dtype.element_ty), mask=mask_gf)
+    cos_1f = tl.load(cos_sin_ptr + token * ROTATED + half_1f, mask=half_1f < HALF, other=0.0)
+    sin_1f = tl.load(cos_sin_ptr + token * ROTATED + HALF + half_1f, mask=half_1f < HALF, other=0.0)
+    head_h1 = tl.arange(0, HEADS_PAD)[:, None]
+    row_ptr = qkv_ptr + token * QKV_STRIDE
+    q_h1 = row_ptr + head_h1 * DIM
+    rotate_heads(q_h1, q_h1, head_h1 < HEADS, q_gain_ptr, cos_1f, sin_1f, eps, DIM, ROTATED, HALF_PAD, REST_PAD, NORM)
+    head_g1 = tl.arange(0, KV_PAD)[:, None]
+    k_g1 = row_ptr + (HEADS + head_g1) * DIM
+    key_g1 = cache_ptr + (place // BLOCK) * BLOCK_STRIDE + (place % BLOCK) * DIM + head_g1 * (BLOCK * DIM)
+    rotate_heads(
+        k_g1, key_g1, head_g1 < KV_HEADS, k_gain_ptr, cos_1f, sin_1f, eps, DIM, ROTATED, HALF_PAD, REST_PAD, NORM
+    )
+    dim_1d = tl.arange(0, DIM_PAD)[None, :]
+    mask_gd = (head_g1 < KV_HEADS) & (dim_1d < DIM)
+    v_gd = tl.load(k_g1 + KV_HEADS * DIM + dim_1d, mask=mask_gd)
+    tl.store(key_g1 + KV_HEADS * BLOCK * DIM + dim_1d, v_gd.to(cache_ptr.dtype.element_ty), mask=mask_gd)
 
 
 def rotate_write(
@@ -93,20 +107,26 @@ def rotate_write(
 ) -> Tensor:
     """As `kernels.reference.rotate_write.rotate_write`, but q [t, h, d] is a view of `qkv`, which is overwritten.
 
-    qkv and the cache are contiguous.
+    A token's features are dense in qkv, a block's numbers in the cache.
     """
     kv_heads, block_size, dim = kv_cache.shape[2:]
     tokens, width = qkv_to.shape
-    assert qkv_to.is_contiguous()
+    rotated = cos_sin_td.shape[1]
+    assert qkv_to.stride(1) == 1
+    assert cos_sin_td.is_contiguous()
     assert width == (num_heads + 2 * kv_heads) * dim
     assert slot_mapping_t.shape[0] == tokens == cos_sin_td.shape[0]
     constants = {
+        "QKV_STRIDE": qkv_to.stride(0),
         "HEADS": num_heads,
         "HEADS_PAD": triton.next_power_of_2(num_heads),
         "KV_HEADS": kv_heads,
         "KV_PAD": triton.next_power_of_2(kv_heads),
         "DIM": dim,
-        "HALF_PAD": triton.next_power_of_2(dim // 2),
+        "DIM_PAD": triton.next_power_of_2(dim),
+        "ROTATED": rotated,
+        "HALF_PAD": triton.next_power_of_2(rotated // 2),
+        "REST_PAD": triton.next_power_of_2(dim - rotated) if rotated < dim else 0,
         "BLOCK": block_size,
         "BLOCK_STRIDE": kv_cache.stride(0),
         "NORM": q_gain_d is not None,
@@ -117,4 +137,4 @@ def rotate_write(
     if tokens:
         args = (qkv_to, cos_sin_td, slot_mapping_t, q_gain_d, k_gain_d, kv_cache, norm_eps)
         launch(rotate_write_kernel, (tokens, 1, 1), args, constants, num_warps=4, pdl=pdl)
-    return qkv_to.as_strided((tokens, num_heads, dim), (width, dim, 1))
+    return qkv_to.as_strided((tokens, num_heads, dim), (qkv_to.stride(0), dim, 1))

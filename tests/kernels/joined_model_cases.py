@@ -70,7 +70,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek-v3-halves": DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None},
     "deepseek-v3": DEEPSEEK,
 }
-OTHER_ATTENTION = ("half-rotated", "olmo-2", "glm-4", "cohere-2")
+OTHER_ATTENTION = ("olmo-2", "glm-4", "cohere-2")
 """Models whose norms or rotations of heads the kernels don't know."""
 STEPS = {
     "prompts": [(40, 40), (3, 3)],

@@ -53,12 +53,12 @@ def models_of(case: str) -> tuple[CausalLM, CausalLM]:
 
 
 class Captured:
-    """Decode steps of one row, replayed from one CUDA graph over the driver's tensors."""
+    """Decode steps of one row, replayed from one CUDA graph over the driver's tensors. It is captured over a slot of
+    nobody: states go on from whatever ran."""
 
-    def __init__(self, driver: PagedDriver, slot: int) -> None:
+    def __init__(self, driver: PagedDriver, slot: int, spare: int) -> None:
         self.driver, self.slot = driver, slot
-        self.ctx, self.token_id_t = driver.context([(slot, [5])])
-        driver.lengths[slot] -= 1
+        self.ctx, self.token_id_t = driver.context([(spare, [5])])
         self.ctx.max_kv_len = driver.block_table_sb.shape[1] * driver.block_size
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream), torch.inference_mode():
@@ -96,7 +96,7 @@ def errors_of(exact: CausalLM, ours: CausalLM) -> dict[str, Tensor]:
     parts = [driver.step([(2, ids[:17])]), driver.step([(1, [7]), (2, ids[17:30])])[1:]]
     found["cut"] = torch.cat(parts)
     if ours.is_capturable:
-        captured = Captured(driver, 2)
+        captured = Captured(driver, 2, spare=3)
         found["graph"] = torch.cat([captured.step(token_id) for token_id in ids[30:]])
     whole = found["prompt"]
     wanted = {"prompt": want.to(CUDA), "cut": whole[:30], "graph": whole[30:]}

@@ -29,6 +29,7 @@ FUSED: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "phi3": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "gpt_oss": {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 8},
 }
 PLAIN: dict[str, dict[str, Any]] = {
     "gemma": {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"},
@@ -44,7 +45,6 @@ PLAIN: dict[str, dict[str, Any]] = {
     "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"},
     "starcoder2": {"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2"},
     "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
-    "gpt_oss": {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 8},
     "deepseek_v2": {
         "architectures": ["DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v2",

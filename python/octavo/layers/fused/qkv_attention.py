@@ -30,7 +30,7 @@ from octavo.layers.rotary import Rotary
 
 
 class QkvAttention:
-    """An attention layer's kernels. Every dim of a head must be rotated (`fits`)."""
+    """An attention layer's kernels; `fits` says of which."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class QkvAttention:
             and DeviceTraits.of(rotary.table.device).capability[0] == 9
             and spec.head_dim in HEAD_DIMS
             and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
+            and rotary.spec.rotary_dim == spec.head_dim
             and not spec.soft_cap
             and spec.is_plain
         )
@@ -69,14 +70,20 @@ class QkvAttention:
     def fits(attention: Attention, q_norm: RMSNorm | None, rotary: Rotary) -> bool:
         """Whether the kernels can run the layer."""
         dim, rope = attention.spec.head_dim, rotary.spec
-        return rope.rotary_dim == dim and not rope.is_interleaved and (q_norm is None or len(q_norm.weight) == dim)
+        return rope.rotary_dim % 2 == 0 and not rope.is_interleaved and (q_norm is None or len(q_norm.weight) == dim)
 
     def __call__(self, qkv_to: Tensor, cos_sin_td: Tensor, ctx: ForwardContext) -> Tensor:
         """Write K and V, attend: [t, h * d]. Overwrites `qkv`."""
         spec, layer = self._attention.spec, self._layer
         cache = ctx.kv_cache[spec.layer]
         only_decodes = ctx.num_tokens == ctx.num_rows == ctx.num_decode_rows == qkv_to.shape[0] > 0
-        if self.decodes and only_decodes and ctx.block_size == TILE and cache.dtype in (qkv_to.dtype, FP8):
+        if (
+            self.decodes
+            and only_decodes
+            and qkv_to.is_contiguous()
+            and ctx.block_size == TILE
+            and cache.dtype in (qkv_to.dtype, FP8)
+        ):
             return self._decode(qkv_to, cache, ctx)
         q_thd = rotate_write(
             qkv_to,
