@@ -152,6 +152,11 @@ def attention_kernel(
     angles = rotary_table + (length - 1).to(tl.int64) * HEAD_DIM + d % HALF
     cos = tl.load(angles)
     sin = tl.load(angles + HALF) * tl.where(d < HALF, -1.0, 1.0)
+    if QK_NORM:
+        q_gain = tl.load(q_gain_d + d).to(tl.float32)
+        q_swapped_gain = tl.load(q_gain_d + swapped).to(tl.float32)
+        k_gain = tl.load(k_gain_d + d).to(tl.float32)
+        k_swapped_gain = tl.load(k_gain_d + swapped).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -162,10 +167,18 @@ def attention_kernel(
         q_places = row_base + (head * GROUP + g)[:, None] * HEAD_DIM
         q = tl.load(q_places + d[None, :], mask=is_head, other=0.0).to(tl.float32)
         q_swapped = tl.load(q_places + swapped[None, :], mask=is_head, other=0.0).to(tl.float32)
+        k_base = row_base + (KV_HEADS * GROUP + head) * HEAD_DIM  # of the newest token: on its way beside q
+        k = tl.load(k_base + d).to(tl.float32)
+        k_swapped = tl.load(k_base + swapped).to(tl.float32)
+        v_d = tl.load(k_base + KV_HEADS * HEAD_DIM + d).to(kv_cache.dtype.element_ty)
         if QK_NORM:
             q_norm = tl.rsqrt(tl.sum(q * q, 1) / HEAD_DIM + eps)[:, None]
-            q = q * q_norm * tl.load(q_gain_d + d).to(tl.float32)[None, :]
-            q_swapped = q_swapped * q_norm * tl.load(q_gain_d + swapped).to(tl.float32)[None, :]
+            q = q * q_norm * q_gain[None, :]
+            q_swapped = q_swapped * q_norm * q_swapped_gain[None, :]
+            k_norm = tl.rsqrt(tl.sum(k * k, 0) / HEAD_DIM + eps)
+            k = k * k_norm * k_gain
+            k_swapped = k_swapped * k_norm * k_swapped_gain
+        k_d = rotate(k, k_swapped, cos, sin).to(kv_cache.dtype.element_ty)
         q_gd = (rotate(q, q_swapped, cos[None, :], sin[None, :]) * score_scale).to(qkv.dtype.element_ty)
         q_gd = for_products(q_gd, kv_cache)
         q_dg = tl.trans(q_gd)
@@ -195,15 +208,6 @@ def attention_kernel(
             top_g = new_top_g
             block = next_block
         if high == end:  # the newest token
-            k_base = row_base + (KV_HEADS * GROUP + head) * HEAD_DIM
-            k = tl.load(k_base + d).to(tl.float32)
-            k_swapped = tl.load(k_base + swapped).to(tl.float32)
-            if QK_NORM:
-                k_norm = tl.rsqrt(tl.sum(k * k, 0) / HEAD_DIM + eps)
-                k = k * k_norm * tl.load(k_gain_d + d).to(tl.float32)
-                k_swapped = k_swapped * k_norm * tl.load(k_gain_d + swapped).to(tl.float32)
-            k_d = rotate(k, k_swapped, cos, sin).to(kv_cache.dtype.element_ty)
-            v_d = tl.load(k_base + KV_HEADS * HEAD_DIM + d).to(kv_cache.dtype.element_ty)
             place = block.to(tl.int64) * block_stride + (head * TILE + (length - 1) % TILE) * HEAD_DIM
             tl.store(kv_cache + place + d, k_d)
             tl.store(kv_cache + place + value_offset + d, v_d)
