@@ -41,6 +41,8 @@ MAX_INT = 2**63 - 1
 """No number of an option is greater; those that the core keeps in fewer bits have a `high`."""
 MAX_STEP_TOKENS = 1 << 24
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
+WIDE_ATTENTION, WIDE_MLP = (10, 0), (1, 1)
+"""First and last blocks whose rounding to fp8 costs most (benches/fp8_quality.py)."""
 
 Value = bool | int | float | str | list[str] | list[int] | dict[str, Any] | None
 
@@ -79,6 +81,11 @@ class ModelConfig:
         "embedded runner) int8 and int4.",
         choices=("auto", "none", "fp8", "int8", "int4"),
     )
+    fp8_wide_attention: list[int] = option(
+        list(WIDE_ATTENTION),
+        "First and last blocks whose attention stays in --dtype when --quantization fp8 rounds a model; 0,0: none.",
+    )
+    fp8_wide_mlp: list[int] = option(list(WIDE_MLP), "The same of blocks' MLPs and experts.")
     load_format: str = option(
         "auto",
         "auto reads the checkpoint; dummy makes random weights from config.json alone.",
@@ -497,6 +504,12 @@ def _check_engine(config: EngineConfig) -> None:
         raise ConfigError("--attention-backend cpu contradicts --device cuda", "attention_backend")
     if any(size < 1 for size in execution.cuda_graph_sizes):
         raise ConfigError("--cuda-graph-sizes: sizes must be at least 1", "cuda_graph_sizes")
+    for name in ("fp8_wide_attention", "fp8_wide_mlp"):
+        wide: list[int] = getattr(config.model, name)
+        if len(wide) != 2 or min(wide) < 0:
+            flag = f"--{name.replace('_', '-')}"
+            given = ",".join(map(str, wide))
+            raise ConfigError(f"{flag} {given}: needs two numbers, of first and of last blocks", name)
     read_speculation(config.scheduler.speculative_config)
     no_host = next((host for host in config.media.allowed_media_domains if not _HOST.fullmatch(host)), None)
     if no_host is not None:

@@ -28,9 +28,10 @@ from octavo.models.config import normalize_config
 from octavo.models.decoder import Decoder
 from octavo.models.loader import load_model
 from octavo.models.quantization import read_quantization
-from octavo.models.registry import build_model, footprint
+from octavo.models.registry import build_model, footprint, with_wide_ends
 from octavo.models.sources import resolve_source
 from octavo.models.weights import linears_of
+from octavo.worker import memory
 from octavo.worker.device import DeviceFacts
 from octavo.worker.memory import make_plan
 from octavo.worker.resolve import resolve_quantization
@@ -140,6 +141,46 @@ def test_dummy_weights_look_like_dense_ones(source: Path, on_device: None) -> No
     for _, weight, scale in linears(read(source, "fp8", torch.bfloat16, "dummy")):
         assert scale is not None
         assert 0.018 < dequantize_rows(weight, scale).std() < 0.022
+
+
+def test_ends_stay_wide(source: Path, tmp_path: Path, on_device: None) -> None:
+    """Of models that are rounded as they load; a checkpoint in fp8 says itself what stays."""
+    config = read_config(source)
+    assert config.num_layers == 3
+    for attention, mlp in (((1, 1), (0, 0)), ((0, 1), (2, 0)), ((2, 2), (1, 0)), ((0, 0), (0, 0))):
+        model = build_model(
+            with_wide_ends(config, attention, mlp), dtype=torch.bfloat16, device=CPU, quantization="fp8"
+        )
+        assert isinstance(model, Decoder)
+        for i, block in enumerate(model.layers()):
+            for ends, layers in (
+                (attention, (block.attention.qkv, block.attention.o)),
+                (mlp, (block.mlp.gate_up, block.mlp.down)),
+            ):
+                is_wide = i < ends[0] or i >= 3 - ends[1]
+                assert all((layer.weight_scale is None) == is_wide for layer in layers), (attention, mlp, i)
+    stored = read_config(write(source, tmp_path / "fp8", "ct-channel").folder)
+    assert with_wide_ends(stored, (1, 1), (1, 1)) is stored
+
+
+def test_wide_ends_are_planned_for(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "find_device", lambda name: H200)
+    options = {"runner": "torch", "device": "cuda", "dtype": "bfloat16", "quantization": "fp8", "max_model_len": 64}
+    plans = [
+        make_plan(
+            make_engine_config({"model": str(source), "fp8_wide_attention": attention, "fp8_wide_mlp": mlp, **options})
+        )
+        for attention, mlp in (([0, 0], [0, 0]), ([1, 0], [1, 0]), ([1, 1], [1, 1]))
+    ]
+    taken = [plan.usage.weight_bytes for plan in plans]
+    assert taken[1] - taken[0] == taken[2] - taken[1] > 0
+    assert plans[1].model.wide_layers == ((True, True), (False, False), (False, False))
+
+
+@pytest.mark.parametrize("ends", [[1], [1, -1], [1, 2, 3]])
+def test_senseless_ends(ends: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"--fp8-wide-mlp .*two numbers"):
+        make_engine_config({"model": "m", "fp8_wide_mlp": ends})
 
 
 def test_bytes_count_eight_bits(checkpoint: Fp8Checkpoint) -> None:

@@ -9,7 +9,7 @@ Shape suffixes: t tokens, i input features, o output features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,14 @@ def dense(layer: Product) -> LinearMethod:
 
 Choice = Callable[[Product], LinearMethod]
 """Which method a layer (which has no parameter yet) uses."""
+
+
+class Choices(NamedTuple):
+    """Those of a block's parts."""
+
+    mixer: Choice
+    """Of attention, or what stands in its place."""
+    mlp: Choice
 
 
 class Linear(nn.Module):

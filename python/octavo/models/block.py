@@ -16,7 +16,7 @@ from octavo.attention.base import ForwardContext
 from octavo.layers.attention import Attention
 from octavo.layers.fused.base import BlockWeights
 from octavo.layers.gated_delta import GatedDeltaMixer, GatedDeltaSpec
-from octavo.layers.linear import Choice, Linear
+from octavo.layers.linear import Choice, Choices, Linear
 from octavo.layers.moe import Merged, SparseMLP
 from octavo.layers.norm import NoNorm, Norm, RMSNorm, make_norm
 from octavo.layers.rotary import Rotary
@@ -149,7 +149,7 @@ class DecoderBlock(nn.Module):
         spec: BlockSpec,
         names: Names,
         rotary: Rotary | None,
-        choose: Choice,
+        choose: Choices,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -162,10 +162,10 @@ class DecoderBlock(nn.Module):
         self.is_parallel, self.has_own_norm = spec.is_parallel, spec.has_own_norm
         self.residual_scale, self.norms_after = spec.residual_scale, spec.norms_after
         self.input_norm = norm(spec.norms_before and spec.has_mixer)
-        self.attention = make_mixer(spec, names, rotary, choose, dtype, device)
+        self.attention = make_mixer(spec, names, rotary, choose.mixer, dtype, device)
         self.attention_out_norm = norm(spec.norms_after and spec.has_mixer)
         self.mlp_norm = norm(spec.norms_before and spec.has_mlp and (spec.has_own_norm or not spec.is_parallel))
-        self.mlp = make_mlp(spec, names, choose, dtype, device) if spec.has_mlp else None
+        self.mlp = make_mlp(spec, names, choose.mlp, dtype, device) if spec.has_mlp else None
         self.mlp_out_norm = norm(spec.norms_after and spec.has_mlp)
 
     def forward(

@@ -94,6 +94,8 @@ class NormalConfig:
     it keeps those; empty: all do."""
     layer_kinds: tuple[str, ...] = ()
     """Of each layer of a hybrid, its `layer_types` name; empty: all attend."""
+    wide_layers: tuple[tuple[bool, bool], ...] = ()
+    """Whether a layer's attention, and its MLP, stay wide when others are rounded as they load; empty: none's do."""
     local_theta: float | None = None
     """Base of the rotations of layers with a window, where it is given apart; their frequencies are plain."""
 

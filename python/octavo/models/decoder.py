@@ -23,7 +23,7 @@ from octavo.layers.fused.base import DecodeKernels, DecoderWeights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.layers.gated_delta import GatedDeltaMixer
 from octavo.layers.invariant import invariant_logits, invariant_scores
-from octavo.layers.linear import Choice, dense
+from octavo.layers.linear import Choices, dense
 from octavo.layers.moe import ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import LayerNorm, RMSNorm, make_norm, whole
 from octavo.layers.quant.fp8_tensors import as_kept
@@ -49,8 +49,9 @@ class Decoder(nn.Module):
 
     `decode_kernels` says who runs decode steps: "plain" the modules, "fused" the fused kernels (ModelError where they
     can't), "auto" the latter where they can. But for "plain", the modules too use fused kernels on CUDA (`use_joins`).
-    `choose_under` gives the methods of the linear layers under a prefix. `deterministic`: no step's results depend on
-    what else is in it (layers/invariant.py; the linear layers' methods and the attention backend must do their part).
+    `choose` gives the methods of the linear layers of a block (its number, its prefix). `deterministic`: no step's
+    results depend on what else is in it (layers/invariant.py; the linear layers' methods and the attention backend must
+    do their part).
     """
 
     images: ImageEncoder | None = None
@@ -63,7 +64,7 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         max_length: int,
-        choose_under: Callable[[str], Choice] = lambda prefix: dense,
+        choose: Callable[[int, str], Choices] = lambda layer, prefix: Choices(dense, dense),
         decode_kernels: str = "auto",
         deterministic: bool = False,
     ) -> None:
@@ -83,7 +84,7 @@ class Decoder(nn.Module):
         """Of each layer, which of `rotaries` it has."""
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.blocks = nn.ModuleList(
-            DecoderBlock(spec, family.names, rotary, choose_under(family.names.layer.format(i=i)), dtype, device)
+            DecoderBlock(spec, family.names, rotary, choose(i, family.names.layer.format(i=i)), dtype, device)
             for i, (spec, rotary) in enumerate(zip(specs, self._of_layers(rotaries), strict=True))
         )
         self.norm = make_norm(specs[0].norm, config.hidden_size, dtype=dtype, device=device)

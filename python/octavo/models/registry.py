@@ -19,7 +19,7 @@ from torch import nn
 from octavo.attention.base import AttentionSpec, CacheSpec, StateSpec
 from octavo.errors import ModelError
 from octavo.layers.invariant import invariant
-from octavo.layers.linear import DENSE, Choice, LinearMethod, Product, dense
+from octavo.layers.linear import DENSE, Choice, Choices, LinearMethod, Product, dense
 from octavo.layers.quant.methods import find_method, fits
 from octavo.models.base import CausalLM
 from octavo.models.config import RENAMED, NormalConfig, architecture_of, normalize_config
@@ -77,7 +77,9 @@ def build_model(
             dtype=dtype,
             device=device,
             max_length=max_length,
-            choose_under=(lambda prefix: invariant) if deterministic else partial(choose_method, config, quantization),
+            choose=(lambda layer, prefix: Choices(invariant, invariant))
+            if deterministic
+            else partial(choose_methods, config, quantization),
             decode_kernels=decode_kernels,
             deterministic=deterministic,
         )
@@ -147,6 +149,13 @@ def _check_deterministic(config: NormalConfig, quantization: str) -> None:
             raise ModelError(f"--deterministic can't run {problem}")
 
 
+def choose_methods(config: NormalConfig, quantization: str, layer: int, prefix: str) -> Choices:
+    """The methods of a block whose checkpoint names start with `prefix`; what shall stay wide is dense."""
+    choice = choose_method(config, quantization, prefix)
+    wide = config.wide_layers[layer] if config.wide_layers else (False, False)
+    return Choices(*(dense if is_wide else choice for is_wide in wide))
+
+
 def choose_method(config: NormalConfig, quantization: str, prefix: str) -> Choice:
     """The methods of linear layers whose checkpoint names start with `prefix`.
 
@@ -208,6 +217,19 @@ def as_attended(config: NormalConfig, specs: Sequence[CacheSpec]) -> NormalConfi
         head_dim=most.head_dim,
         value_dim=most.value_dim,
     )
+
+
+def with_wide_ends(config: NormalConfig, attention: Sequence[int], mlp: Sequence[int]) -> NormalConfig:
+    """A model that is rounded as it loads, but for the attention of so many (first, last) blocks, and the MLPs. A
+    checkpoint that is quantized says itself what is not."""
+    if config.quantization is not None:
+        return config
+
+    def is_end(layer: int, ends: Sequence[int]) -> bool:
+        return layer < ends[0] or layer >= config.num_layers - ends[1]
+
+    wide = tuple((is_end(i, attention), is_end(i, mlp)) for i in range(config.num_layers))
+    return replace(config, wide_layers=wide)
 
 
 def footprint(

@@ -23,7 +23,7 @@ from octavo.kernels.triton import handles
 from octavo.kernels.triton.target import build_driver, build_launcher, compile_for
 from octavo.models.base import CausalLM
 from octavo.models.config import NormalConfig, normalize_config
-from octavo.models.registry import as_attended, build_model, is_native
+from octavo.models.registry import as_attended, build_model, is_native, with_wide_ends
 from octavo.sampling.sampler import Sampler
 from octavo.worker.batch import StepArrays
 from octavo.worker.cache_groups import layout_of
@@ -155,8 +155,9 @@ def few_layers(normal: NormalConfig) -> NormalConfig:
     experts = normal.experts
     sparse = (False,) * normal.num_layers if experts is None else experts.is_sparse
     chunks, rotates = normal.layer_chunks, normal.layer_rotates
-    names = normal.layer_kinds
-    kinds = zip(sparse, normal.layer_windows, chunks or sparse, rotates or sparse, names or sparse, strict=True)
+    names, wide = normal.layer_kinds, normal.wide_layers
+    parts = (sparse, normal.layer_windows, chunks or sparse, rotates or sparse, names or sparse, wide or sparse)
+    kinds = zip(*parts, strict=True)
     seen: Counter[tuple[object, ...]] = Counter()
     kept = []
     for layer, kind in enumerate(kinds):
@@ -170,6 +171,7 @@ def few_layers(normal: NormalConfig) -> NormalConfig:
         layer_chunks=tuple(chunks[layer] for layer in kept if chunks),
         layer_rotates=tuple(rotates[layer] for layer in kept if rotates),
         layer_kinds=tuple(names[layer] for layer in kept if names),
+        wide_layers=tuple(wide[layer] for layer in kept if wide),
         experts=experts and replace(experts, is_sparse=tuple(sparse[layer] for layer in kept)),
     )
 
@@ -213,6 +215,8 @@ class Order:
         given = EngineConfig(**sections)
         config = resolve_config(given, device, normal.max_position_embeddings)
         quantization = resolve_quantization(config.model.quantization, normal, device, is_native=True)
+        if quantization == "fp8":
+            normal = with_wide_ends(normal, config.model.fp8_wide_attention, config.model.fp8_wide_mlp)
         major, minor = message["capability"]
         return cls(
             config,

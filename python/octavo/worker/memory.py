@@ -431,7 +431,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     """Find the model (unless it is given) and the device, resolve the config, and plan. Reads no weights. Errors:
     ConfigError, ModelError."""
     from octavo.attention.base import AttentionSpec
-    from octavo.models.registry import as_attended, footprint, is_native, read_config
+    from octavo.models.registry import as_attended, footprint, is_native, read_config, with_wide_ends
     from octavo.models.sources import resolve_source
     from octavo.worker.kv_cache import DTYPES
 
@@ -444,6 +444,8 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     check_torch_kv_dtype(config, device)
     quantization = resolve_quantization(config.model.quantization, model, device, is_native=is_native(model.raw))
     resolved = replace(resolved, model=replace(resolved.model, quantization=quantization))
+    if quantization == "fp8":
+        model = with_wide_ends(model, config.model.fp8_wide_attention, config.model.fp8_wide_mlp)
     kept = quantization if device.has_fp8 else "none"
     if kept == "none" and (quantization != "none" or model.quantization is not None):
         reason = f"{device.name} does not multiply them" if not device.has_fp8 else f"--quantization {quantization}"
