@@ -32,6 +32,8 @@ SMALL = {
     "kv_cache_memory_bytes": 1 << 30,
     "max_num_batched_tokens": STEP,
     "prompt_graph_tokens": STEP,
+    "fp8_wide_attention": [0, 0],
+    "fp8_wide_mlp": [0, 0],
 }
 REFERENCE = {"attention_backend": "reference", "decode_kernels": "plain", "enforce_eager": True, "overlap_depth": 1}
 

@@ -169,7 +169,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", default="numerics,block")
     parser.add_argument("--budget", type=float, default=85.0, help="seconds after which no further part is begun")
+    parser.add_argument("--variant-rows", default=",".join(map(str, TILE_ROWS)), help="numbers of rows of variants")
     options = parser.parse_args()
+    for rows in [rows for rows in TILE_ROWS if str(rows) not in options.variant_rows.split(",")]:
+        del TILE_ROWS[rows]
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     report = Report()

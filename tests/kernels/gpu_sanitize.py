@@ -59,7 +59,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "eager": (LLAMA, {"enforce_eager": True}),
     "head norms": (QWEN3, {}),
     "experts": (MIXTURE, {}),
-    "fp8": (LLAMA, {"quantization": "fp8"}),
+    "fp8": (LLAMA, {"quantization": "fp8", "fp8_wide_attention": [0, 0], "fp8_wide_mlp": [1, 0]}),
     "deterministic": (LLAMA, {"deterministic": True}),
     "plain": (LLAMA, {"decode_kernels": "plain"}),
 }
