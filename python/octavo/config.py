@@ -145,7 +145,7 @@ class SchedulerConfig:
     )
     max_num_batched_tokens: int | None = option(
         None,
-        "Most tokens in a step (prompts are cut into chunks); default 512 on CPU, 8192 on CUDA.",
+        "Most tokens in a step (prompts are cut into chunks); default 512 on CPU, 8448 on CUDA.",
         low=1,
         high=MAX_STEP_TOKENS,
     )

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "cpu": {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 512, "overlap_depth": 1},
-    "cuda": {"block_size": 64, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "overlap_depth": 2},
+    "cuda": {"block_size": 64, "max_num_seqs": 256, "max_num_batched_tokens": 8448, "overlap_depth": 2},
 }
+"""8,448 tokens are 8,192 of prompts beside as many decode rows as there can be: so 128 prompts of 128 tokens take two
+steps, and no third one for what would be left."""
 BACKENDS = {"cpu": "cpu", "cuda": "triton"}
 """The attention backend that "auto" takes; as `octavo.attention.base.default_backend`, without torch."""
 MAX_PROMPT_GRAPH_TOKENS = 2048
