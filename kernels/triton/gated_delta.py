@@ -33,6 +33,8 @@ LEAST = 16
 """Of a product's dims."""
 DECODE_VALUES, VALUES = 32, 32
 """Of a program."""
+NEAR = 16
+"""Tokens of a tile that are solved for one after the other; a tile has at most four runs of them."""
 TOKENS = 16
 """Of a program that scales queries or keys."""
 UNALIGNED = [*ROW_ARRAYS, "strength_ptr", "step_ptr"]
@@ -131,11 +133,11 @@ def invert_kernel(
     x_ptr, strength_ptr, step_ptr, bias_ptr, decay_ptr, inverse_ptr,
     table_ptr, slot_ptr, start_ptr, length_ptr, rows_ptr, table_stride,
     X_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
-    KEY: tl.constexpr, KEY_PAD: tl.constexpr, TILE: tl.constexpr, NUM_DECODES: tl.constexpr, COUNTED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    KEY: tl.constexpr, KEY_PAD: tl.constexpr, NEAR: tl.constexpr, TILE: tl.constexpr, NUM_DECODES: tl.constexpr,
+    COUNTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of one tile's system in one head, row by row by forward substitution, to the tile's tokens' rows of
-    `inverse` [t, HEADS, TILE]."""
+    """The inverse of one tile's system in one head, to the tile's tokens' rows of `inverse` [t, HEADS, TILE]: within
+    runs of NEAR tokens row by row by forward substitution, then the runs together by products."""
     head = tl.program_id(0)
     _, start, begin, length = prompt_row(start_ptr, length_ptr, rows_ptr, tl.program_id(2), NUM_DECODES, COUNTED)
     tile = begin // TILE + tl.program_id(1)
@@ -154,11 +156,20 @@ def invert_kernel(
         is_before = index_l[:, None] < index_l[None, :]
         system_sl = tl.exp(tl.where(is_before, sum_l[None, :] - sum_l[:, None], -float("inf")))
         system_sl = system_sl * strength_l[None, :] * tl.dot(k_lk, tl.trans(k_lk), input_precision=PRECISION)
-        inverse_ls = tl.where(index_l[:, None] == index_l[None, :], 1.0, 0.0)
-        for i in range(1, TILE):
-            taken_s = tl.sum(tl.where(index_l[None, :] == i, system_sl, 0.0), 1)
+        identity_ls = tl.where(index_l[:, None] == index_l[None, :], 1.0, 0.0)
+        is_near = index_l[:, None] // NEAR == index_l[None, :] // NEAR
+        near_sl = tl.where(is_near, system_sl, 0.0)
+        inverse_ls = identity_ls
+        for i in range(1, NEAR):  # the so-manieth rows of all runs at once: each run has its own columns
+            taken_s = tl.sum(tl.where(index_l[None, :] % NEAR == i, near_sl, 0.0), 1)
             known = tl.sum(taken_s[:, None] * inverse_ls, 0)
-            inverse_ls -= tl.where(index_l[:, None] == i, known[None, :], 0.0)
+            inverse_ls -= tl.where((index_l[:, None] % NEAR == i) & is_near, known[None, :], 0.0)
+        if TILE > NEAR:  # (near + far)^-1 = (1 + n)^-1 near^-1 with n = near^-1 far, whose fourth power is 0
+            far_ls = tl.trans(tl.where(is_near, 0.0, system_sl))
+            step_ls = tl.dot(inverse_ls, far_ls, input_precision=PRECISION)
+            two_steps_ls = identity_ls + tl.dot(step_ls, step_ls, input_precision=PRECISION)
+            inverse_ls = tl.dot(two_steps_ls, inverse_ls, input_precision=PRECISION)
+            inverse_ls -= tl.dot(step_ls, inverse_ls, input_precision=PRECISION)
         place_ls = (token_l * (HEADS * TILE))[:, None] + head * TILE + index_l[None, :]
         tl.store(inverse_ptr + place_ls, inverse_ls.to(inverse_ptr.dtype.element_ty), mask=inside_l[:, None])
 
@@ -267,7 +278,7 @@ def gated_delta(
             {"X_STRIDE": qkv_tc.stride(0), **keys, "TOKENS": TOKENS, "EPS": EPS, **counts},
             num_warps=4,
         )
-        launch(invert_kernel, grid, (*inputs, inverse, *args), {**strides, **heads, **which}, num_warps=4)
+        launch(invert_kernel, grid, (*inputs, inverse, *args), {**strides, **heads, "NEAR": NEAR, **which}, num_warps=4)
         values = {"VALUE": shape.value_dim, "TILE_V": VALUES, "BLOCK": rows.block_size}
         grid = (shape.num_value_heads, triton.cdiv(shape.value_dim, VALUES), rows.num_prompt_rows)
         constants = {**strides, **of_state, **heads, **values, **which}

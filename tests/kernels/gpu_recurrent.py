@@ -38,10 +38,7 @@ SHAPES: dict[str, StateSpaceShape | DeltaShape] = {
 }
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}
 """Of the norm of the difference beside that of the whole."""
-ROWS = {
-    "decode": [(1, 1), (1, 64), (1, 65), (1, 1000)],
-    "mixed": [(1, 1), (1, 130), (70, 70), (200, 900), (3, 66), (2, 65)],
-}
+ROWS = [(1, 1), (1, 64), (1, 65), (1, 1000), (70, 70), (200, 900), (3, 66), (2, 65)]
 PACKAGES = {
     "triton": (causal_conv, state_space, gated_delta),
     "reference": (reference_conv, reference_space, reference_delta),
@@ -93,18 +90,17 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 def numerics(report: Report) -> None:
-    """Outputs and states, for both types, both kinds of rows and two lengths of blocks."""
+    """Outputs and states, for both types, all kinds of rows and two lengths of blocks."""
     for name, shape in SHAPES.items():
-        for kind, rows in ROWS.items():
-            for dtype, block_size in ((torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 48)):
-                layer = make_layer(shape, rows, block_size=block_size, dtype=dtype, seed=block_size)
-                there = on(layer, "cuda")
-                got, want = run(there), run(layer, "reference")
-                case = f"{name} {kind} {str(dtype)[6:]} blocks of {block_size}"
-                report.check(f"{case}: output", error(got, want), TOLERANCE[dtype])
-                report.check(f"{case}: states", error(there.state_bz, layer.state_bz), TOLERANCE[dtype])
-                same = torch.equal(there.state_bz.isnan().cpu(), layer.state_bz.isnan())
-                report.check(f"{case}: states that nobody owns", 0.0 if same else 1.0, 0.5)
+        for dtype, block_size in ((torch.float32, 48), (torch.bfloat16, 64)):
+            layer = make_layer(shape, ROWS, block_size=block_size, dtype=dtype, seed=block_size)
+            there = on(layer, "cuda")
+            got, want = run(there), run(layer, "reference")
+            case = f"{name} {str(dtype)[6:]} blocks of {block_size}"
+            report.check(f"{case}: output", error(got, want), TOLERANCE[dtype])
+            report.check(f"{case}: states", error(there.state_bz, layer.state_bz), TOLERANCE[dtype])
+            same = torch.equal(there.state_bz.isnan().cpu(), layer.state_bz.isnan())
+            report.check(f"{case}: states that nobody owns", 0.0 if same else 1.0, 0.5)
         report.say(f"{name} compared")
 
 
@@ -138,6 +134,20 @@ def times(report: Report) -> None:
             report.say(f"{name}, {what}: {text} us" + (f" (bytes of states {least:.1f})" if is_decode else ""))
 
 
+def tune(report: Report) -> None:
+    """Decode rows of the delta rule, by how many values a program takes."""
+    for count in (1, 8, 32, 128):
+        layer = make_layer(
+            SHAPES["qwen3-next-80b"], [(1, 1000)] * count, block_size=1088, dtype=torch.bfloat16, device="cuda"
+        )
+        found = {}
+        for values in (32, 64, 128):
+            gated_delta.DECODE_VALUES = values
+            found[values] = 1000 * time_ms(capture(parts_of(layer)["states"]))
+        report.results.append({"tuned": count, **found})
+        report.say(f"{count} decode rows, us by values of a program: {found}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", default="numerics,times")
@@ -145,7 +155,7 @@ def main() -> int:
     arguments = parser.parse_args()
     report = Report()
     with torch.inference_mode():
-        run_parts(report, {"numerics": [numerics], "times": [times]}, arguments.parts, arguments.out)
+        run_parts(report, {"numerics": [numerics], "times": [times], "tune": [tune]}, arguments.parts, arguments.out)
     return report.end()
 
 
