@@ -34,6 +34,11 @@ class ExpertScales:
     down: Tensor
     block: int = 0
 
+    @classmethod
+    def of(cls, gate_up: Tensor, down: Tensor) -> ExpertScales:
+        """Scales of channels, or (with an axis more) of squares of the one side that kernels know."""
+        return cls(gate_up, down, moe_table.SQUARE if down.ndim == 3 else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:

@@ -153,7 +153,7 @@ def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) 
     router, gate_up, down = weights.router_em, weights.gate_up_e2im, weights.down_emi
     scales: ExpertScales | None = None
     if weights.gate_up_scale_e2i is not None and weights.down_scale_em is not None:
-        scales = ExpertScales(weights.gate_up_scale_e2i, weights.down_scale_em)
+        scales = ExpertScales.of(weights.gate_up_scale_e2i, weights.down_scale_em)
     experts = Experts(
         router, gate_up, down, weights.top_k, weights.renormalize,
         gate_up_bias_e2i=weights.gate_up_bias_e2i, down_bias_eh=weights.down_bias_em,

@@ -109,4 +109,12 @@ def tensorwise(x: Fp8Rows, weight_oi: Tensor, scale_o: Tensor, bias_o: Tensor | 
     return scale_product(out_to, x.scale_t, scale_o, bias_o)
 
 
+class Fp8Squares(Fp8):
+    """Of experts whose checkpoint has scales of square blocks: they are kept. (A linear layer has channels' all the
+    same.)"""
+
+    form: Form = "squares"
+
+
 FP8_LINEAR = Fp8()
+FP8_SQUARES = Fp8Squares()
