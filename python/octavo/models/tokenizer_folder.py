@@ -58,7 +58,7 @@ def _convert(folder: Path, target: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
         tokenizer.save_pretrained(target)
     except (ValueError, ImportError, OSError, KeyError) as e:
         raise ModelError(f"{folder}: its tokenizer can't be converted to tokenizer.json: {_one_line(e)}") from None

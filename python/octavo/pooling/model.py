@@ -89,9 +89,14 @@ def _load(auto: Any, folder: Path, dtype: torch.dtype, dummy_seed: int | None) -
     try:
         if dummy_seed is not None:
             torch.manual_seed(dummy_seed)
-            return auto.from_config(transformers.AutoConfig.from_pretrained(folder), dtype=dtype)
-        model, info = auto.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            return auto.from_config(config, dtype=dtype, trust_remote_code=False)
+        model, info = auto.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(f"{folder}: comes with its own code (auto_map), which Octavo does not run") from None
         raise ModelError(f"{folder}: Transformers can't load it: {' '.join(str(error).split())[:300]}") from None
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
     if missing:
@@ -100,7 +105,7 @@ def _load(auto: Any, folder: Path, dtype: torch.dtype, dummy_seed: int | None) -
 
 
 def _answer_ids(folder: Path) -> tuple[int, int]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ids = [tokenizer.encode(word, add_special_tokens=False) for word in (YES, NO)]
     if any(len(each) != 1 for each in ids):
         raise ModelError(f"{folder}: --task score with a generator needs single tokens for {YES!r} and {NO!r}")
