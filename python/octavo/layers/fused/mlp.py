@@ -36,20 +36,22 @@ class MLPScratch:
 
     activated_to: Tensor | None
     split: SplitScratch
-    experts: DecodeBuffers | None
+    experts: dict[torch.dtype, DecodeBuffers]
+    """By the type of the experts' weights."""
 
     @classmethod
     def allocate(
         cls, mlps: Iterable[FusedMLP], split: SplitScratch, dtype: torch.dtype, device: torch.device
     ) -> MLPScratch:
-        """For MLPs like these: those of one kind have equal sizes."""
-        kinds = {type(mlp): mlp for mlp in mlps}
-        dense, sparse = kinds.get(GatedMLP), kinds.get(SparseMLP)
+        """For MLPs like these: those of one kind have equal sizes (some may be fp8 and some not)."""
         activated_to: Tensor | None = None
-        if isinstance(dense, GatedMLP):
-            activated_to = torch.zeros(MAX_ROWS, dense.down.k, dtype=dtype, device=device)
-        experts = DecodeBuffers.allocate(sparse.experts) if isinstance(sparse, SparseMLP) else None
-        return cls(activated_to, split, experts)
+        mixtures: dict[torch.dtype, Experts] = {}
+        for mlp in mlps:
+            if isinstance(mlp, GatedMLP) and activated_to is None:
+                activated_to = torch.zeros(MAX_ROWS, mlp.down.k, dtype=dtype, device=device)
+            elif isinstance(mlp, SparseMLP):
+                mixtures[mlp.experts.down_ehi.dtype] = mlp.experts
+        return cls(activated_to, split, {kind: DecodeBuffers.allocate(experts) for kind, experts in mixtures.items()})
 
 
 class FusedMLP(Protocol):
@@ -127,8 +129,8 @@ class SparseMLP:
         eps: float,
     ) -> list[Launch]:
         """See `FusedMLP.launches`."""
-        assert scratch.experts is not None
-        return moe.decode(self.experts, stream, scratch.experts, num_rows, partials=partials, gain_n=gain_n, eps=eps)
+        buffers = scratch.experts[self.experts.down_ehi.dtype]
+        return moe.decode(self.experts, stream, buffers, num_rows, partials=partials, gain_n=gain_n, eps=eps)
 
     def num_partials(self, num_rows: int) -> int:
         """See `FusedMLP.num_partials`."""
