@@ -34,6 +34,8 @@ class StepKernels:
 
     def __init__(self, backend: str, block_size: int) -> None:
         self._package = package = PACKAGES.get(backend, REFERENCE)
+        if package != REFERENCE:
+            import_module("octavo.worker.kernel_cache").share()
         self._block_size = block_size
         self._prepare: Callable[..., PreparedTokens] = import_module(f"{package}.prepare").prepare_step
         self._apply: Callable[..., None] = import_module(f"{package}.apply_updates").apply_updates
