@@ -199,8 +199,9 @@ class ExecutionConfig:
     )
     attention_backend: str = option(
         "auto",
-        "Paged attention; auto takes Octavo's own for the device, flash leaves prompts to FlashAttention 3.",
-        choices=("auto", "reference", "cpu", "triton", "flash"),
+        "Paged attention; auto takes Octavo's own for the device, flash leaves prompts to FlashAttention 3, "
+        "flashinfer to FlashInfer.",
+        choices=("auto", "reference", "cpu", "triton", "flash", "flashinfer"),
     )
     decode_kernels: str = option(
         "auto",

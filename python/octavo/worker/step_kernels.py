@@ -16,7 +16,7 @@ from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.worker.batch import StepArrays
 from octavo.worker.slots import Slots
 
-PACKAGES = dict.fromkeys(("triton", "flash"), "octavo.kernels.triton")
+PACKAGES = dict.fromkeys(("triton", "flash", "flashinfer"), "octavo.kernels.triton")
 """Attention backend -> package, if it is not `REFERENCE`."""
 REFERENCE = "octavo.kernels.reference"
 
