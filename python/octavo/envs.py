@@ -51,6 +51,13 @@ def admin_key() -> str | None:
     return os.environ.get("OCTAVO_ADMIN_KEY") or None
 
 
+def keep_cupti() -> None:
+    """Have torch's profiler leave CUPTI in place once it was started: CUDA graphs that outlive its end crash with the
+    next start, or at exit (torch sets the same for graphs of its own)."""
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
+    os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+
+
 def child(**extra: str) -> dict[str, str]:
     """The environment of a child process: this one's, with `extra` set."""
     return {**os.environ, **extra}
