@@ -135,6 +135,8 @@ def main() -> int:
             options["model"] = args.model
         result = measure(options, args.runs, [args.only] if args.only else tuple(WAYS))
     for kind, times in result.items():
+        if not times:
+            continue
         print(kind, "  ".join(f"{name} {seconds:.2f}" for name, seconds in times.items()))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))
