@@ -119,6 +119,8 @@ class ImageProcessor:
         image = decode(source, self._max_pixels)
         try:
             token_ids, tensors = self._run(image, self.placeholder)
+        except MemoryError:
+            raise RequestError(f"{source.where}: processing the image takes too much memory", source.where) from None
         except Exception as error:  # foreign code with errors of its own about sizes and ratios
             raise RequestError(
                 f"{source.where}: the model's processor refuses it: {str(error)[:200]}", source.where
