@@ -1,7 +1,8 @@
 """The tokenizer of a model folder: its tokenizer.json, or one converted once from an older format.
 
-The conversion (SentencePiece's tokenizer.model, GPT-2's vocab.json + merges.txt, BERT's vocab.txt) is
-Transformers'; the result is kept in the cache. Not here: tokenizers inside .gguf files (tokenizer_gguf.py).
+The conversion (SentencePiece's tokenizer.model, tiktoken files, tekken.json, GPT-2's vocab.json + merges.txt,
+BERT's vocab.txt) is Transformers'; the result is kept in the cache. Not here: tokenizers inside .gguf files
+(tokenizer_gguf.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from pathlib import Path
 from octavo import envs
 from octavo.errors import ModelError
 
-OLD_FORMATS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "merges.txt", "vocab.txt")
+OLD_FORMATS = (
+    "tekken.json",
+    "tiktoken.model",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "merges.txt",
+    "vocab.txt",
+)
 """Files that hold a tokenizer in a form that has to be converted."""
 
 READ_BY_CONVERSION = (*OLD_FORMATS, "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
