@@ -10,6 +10,7 @@ Shape suffixes: t tokens, i input features, o output features.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final, NamedTuple
 
 import torch
@@ -102,11 +103,17 @@ def tensorwise(x: Fp8Rows, weight_oi: Tensor, scale_o: Tensor, bias_o: Tensor | 
     """The same; a kernel of its own applies the scales to what comes out."""
     from octavo.kernels.triton.scale_product import scale_product  # loads Triton
 
-    one = torch.ones((), device=weight_oi.device)
+    one = _one(weight_oi.device)
     out_to = torch._scaled_mm(
         x.number_ti, weight_oi.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
     )
     return scale_product(out_to, x.scale_t, scale_o, bias_o)
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    """Made once: each time would be a launch."""
+    return torch.ones((), device=device)
 
 
 class Fp8Squares(Fp8):
