@@ -62,10 +62,6 @@ class Experts:
     router_bias_e: Tensor | None = None
     """Decode steps add it to the router's logits; other rows come with finished ones."""
 
-    def are_vectors(self, num_rows: int) -> bool:
-        """Whether decode steps of so many rows run as moe_gemv.py does, which knows plain experts only."""
-        return num_rows == 1 and self.gate_up_bias_e2i is None and self.down_bias_eh is None and not self.limit
-
     @property
     def block(self) -> int:
         """Side of the squares that have scales; 0: there are none."""
