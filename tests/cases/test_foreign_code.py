@@ -16,6 +16,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.errors import ModelError
 from octavo.models.tokenizer_folder import find
+from octavo.models.transformers_config import foreign_config
 from tests.cases.tiny_chat_model import write_model
 from tests.pooling.tiny_models import save
 
@@ -98,6 +99,24 @@ def test_se07_a_tokenizer_with_code_of_its_own(tmp_path: Path, mark: Path) -> No
     with pytest.raises(ModelError, match="its tokenizer can't be converted"):
         find(bring_code(folder, mark))
     assert not mark.exists()
+
+
+def test_se07_attention_that_would_be_fetched_is_the_models_own(tmp_path: Path) -> None:
+    """With the package `kernels`, Transformers fetches and runs what `attn_implementation` names."""
+    fetched = {"attn_implementation": "some/one", "experts_implementation": "some/one"}
+    save(tmp_path, "BertModel", "BertConfig")
+    with LLM(str(tmp_path), device="cpu", task="embed") as llm:
+        expected = llm.embed(["w1 w2"])[0].outputs.embedding
+    change(tmp_path / "config.json", **fetched)
+    with LLM(str(tmp_path), device="cpu", task="embed") as llm:
+        assert llm.embed(["w1 w2"])[0].outputs.embedding == expected
+    for raw in (
+        {"model_type": "bloom", **fetched},
+        {"model_type": "llava", "text_config": {"model_type": "llama", **fetched}, **fetched},
+    ):
+        config = foreign_config(raw)
+        for part in (config, config.get_text_config()):
+            assert (part._attn_implementation, part._experts_implementation) == (None, None)
 
 
 def test_se07_every_auto_class_is_told() -> None:

@@ -14,6 +14,7 @@ import transformers
 from torch import Tensor
 
 from octavo.errors import ModelError
+from octavo.models.transformers_config import with_own_kernels
 from octavo.pooling.heads import EmbeddingHead, last_token, num_positions
 from octavo.pooling.recipe import Recipe
 from octavo.protocol import PoolingFacts
@@ -86,14 +87,13 @@ class PoolingModel:
 def _load(auto: Any, folder: Path, dtype: torch.dtype, dummy_seed: int | None) -> Any:
     transformers.utils.logging.disable_progress_bar()  # Octavo shows its own, and reports what is missing below
     transformers.utils.logging.set_verbosity_error()
+    reading: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True}
     try:
+        config = with_own_kernels(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False))
         if dummy_seed is not None:
             torch.manual_seed(dummy_seed)
-            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
             return auto.from_config(config, dtype=dtype, trust_remote_code=False)
-        model, info = auto.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, output_loading_info=True, trust_remote_code=False
-        )
+        model, info = auto.from_pretrained(folder, config=config, dtype=dtype, trust_remote_code=False, **reading)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         if "trust_remote_code" in str(error):
             raise ModelError(f"{folder}: comes with its own code (auto_map), which Octavo does not run") from None
