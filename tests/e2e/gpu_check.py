@@ -101,7 +101,9 @@ def main() -> int:
     parser.add_argument("--only-kl", action="store_true", help="leave the runs out")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    model, failures, report = str(args.gguf), [], {}
+    model = str(args.gguf)
+    failures: list[str] = []
+    report: dict[str, Any] = {}
     tokens: dict[str, list[list[int]]] = {}
     for name, options in () if args.only_kl else RUNS.items():
         try:
