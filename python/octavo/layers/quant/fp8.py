@@ -68,6 +68,7 @@ class Fp8:
     def finish(self, layer: Linear) -> None:
         """Where the device has no fp8 products, the layer becomes a dense one with the weights' values."""
         if multiplies_fp8(layer.weight.device):
+            _one(layer.weight.device)  # not first within a graph's capture, which would fill it at replays only
             return
         assert layer.weight_scale is not None
         values = dequantize_rows(layer.weight, layer.weight_scale).to(layer.dtype)
