@@ -120,10 +120,8 @@ class StepMedia:
         media = SlotMedia(images, last.start + last.length)
         if self._encoder.numbers_positions:
             tensors = [safetensors.torch.load(image.record.data) for image in images]
-            is_image = np.zeros(len(token_ids), dtype=bool)
-            is_image[np.concatenate([image.position_i for image in images])] = True
-            found = self._encoder.positions(torch.from_numpy(token_ids), torch.from_numpy(is_image), tensors)
-            media.rope_position_3p, shift = found
+            places = [image.position_i for image in images]
+            media.rope_position_3p, shift = self._encoder.positions(token_ids, places, tensors)
             media.end = len(token_ids)
             self._shift_s[row.slot] = shift
             self._shifted.add(row.slot)
