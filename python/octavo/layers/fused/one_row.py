@@ -13,6 +13,8 @@ from octavo.kernels.triton.skinny_table import choose
 from octavo.layers.linear import Dense, Linear
 
 DTYPES = (torch.bfloat16, torch.float16)
+MOST_NUMBERS = 1 << 25
+"""Of a matrix; cuBLAS is as quick with larger ones."""
 ANY_OP = "qkv"
 """What a product counts as when its configuration is looked up."""
 
@@ -23,7 +25,8 @@ def use_vectors(model: nn.Module, *, pdl: bool, dtypes: tuple[torch.dtype, ...] 
     for layer in model.modules():
         if not isinstance(layer, Linear) or not isinstance(layer.method, Dense) or layer.weight.dtype not in dtypes:
             continue
-        if choose(ANY_OP, layer.out_features, layer.in_features, 1) is None:
+        size = layer.out_features, layer.in_features
+        if layer.weight.numel() > MOST_NUMBERS or choose(ANY_OP, *size, 1) is None:
             continue
         key = layer.weight.dtype, layer.weight.device
         if key not in streams:
