@@ -76,7 +76,7 @@ class Decoder(nn.Module):
         self.vocab_size = config.vocab_size
         self.quantization = config.quantization
         specs = [family.block(config, layer) for layer in range(config.num_layers)]
-        self.attention_specs = [spec.cache for spec in specs if spec.cache is not None]
+        self.attention_specs = [cache for spec in specs for cache in spec.caches]
         ropes = list(dict.fromkeys(spec.rope for spec in specs if spec.rope is not None))
         rotaries = [Rotary(rope, max_length, device=device) for rope in ropes]
         self.rotaries = nn.ModuleList(rotaries)
@@ -172,7 +172,8 @@ class Decoder(nn.Module):
         use_joins(self, pdl=pdl)
         for block in self.layers():
             layer = block.attention
-            if isinstance(block.input_norm, RMSNorm) and not block.is_parallel and isinstance(layer, SelfAttention):
+            reads_alone = not block.is_parallel and block.beside is None
+            if isinstance(block.input_norm, RMSNorm) and reads_alone and isinstance(layer, SelfAttention):
                 quantize_between(block.input_norm, layer.qkv, pdl=pdl)
             if isinstance(block.mlp, GatedMLP):
                 if isinstance(block.mlp_norm, RMSNorm):
