@@ -44,8 +44,6 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 WIDE_ATTENTION, WIDE_MLP = (10, 0), (1, 1)
 """First and last blocks whose rounding to fp8 costs most (benches/fp8_quality.py)."""
 
-Value = bool | int | float | str | list[str] | list[int] | dict[str, Any] | None
-
 
 def option(
     default: Any,

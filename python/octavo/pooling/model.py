@@ -33,7 +33,6 @@ class PoolingModel:
     def __init__(
         self, recipe: Recipe, folder: Path, *, device: str, dtype: torch.dtype, dummy_seed: int | None
     ) -> None:
-        self._recipe = recipe
         self._is_question = recipe.task == "score" and recipe.is_causal
         auto = transformers.AutoModelForCausalLM if self._is_question else AUTO_CLASSES[recipe.task]
         self._model = _load(auto, folder, dtype, dummy_seed).to(device).eval()
