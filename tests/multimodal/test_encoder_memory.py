@@ -170,6 +170,34 @@ def test_embeddings_are_bounded_and_pictures_that_are_cut_are_encoded_once(llava
     assert cache.get(bytes([0])) is None
 
 
+def test_an_encoder_that_fails_over_an_image_costs_nobody_else(
+    llava: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class that takes one image for none gets it twice; one that fails over it anyway shows nothing of it."""
+    with LLM(str(llava), **ENGINE) as llm:
+        media = media_of(llm)
+        expected = ask(llm, [picture(1), picture(2)])
+        encode, limit = media._encoder.encode, 1
+
+        def picky(tensors: dict[str, Tensor], device: torch.device) -> Tensor:
+            if len(tensors["pixel_values"]) <= limit:
+                raise RuntimeError("no such image")
+            return encode(tensors, device)
+
+        monkeypatch.setattr(media._encoder, "encode", picky)
+        media.cache = FeatureCache(1 << 20)
+        assert llm.reset_prefix_cache()
+        assert ask(llm, [picture(1)]) == expected[:1]
+        limit = 99
+        media.cache = FeatureCache(1 << 20)
+        assert llm.reset_prefix_cache()
+        assert ask(llm, [picture(2)]) != expected[1:]
+        assert "can't be encoded" in caplog.text
+        limit = 0
+        assert llm.reset_prefix_cache()
+        assert ask(llm, [picture(1), picture(2)]) == expected
+
+
 def test_a_closed_engine_holds_no_weights(llava: Path) -> None:
     """Though its object is still there, and collected garbage was frozen."""
     llm = LLM(str(llava), **ENGINE)

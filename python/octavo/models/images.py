@@ -60,9 +60,13 @@ class ImageEncoder:
         return sum(x.nbytes for part in parts for x in (*part.parameters(), *part.buffers()))
 
     def encode_equal(self, images: Sequence[Mapping[str, Tensor]], device: torch.device) -> list[Tensor]:
-        """Embeddings of images whose `kind` is equal, [i, m] of each, from one call."""
+        """Embeddings of images whose `kind` is equal, [i, m] of each, from one call. Where the class fails over a
+        single image, it gets it twice: some take a batch of one for none (Mistral 3's, over an image of one token)."""
         if len(images) == 1:
-            return [self.encode(images[0], device)]
+            try:
+                return [self.encode(images[0], device)]
+            except (RuntimeError, ValueError, IndexError):
+                return self.encode_equal([images[0], images[0]], device)[:1]
         joined = {name: torch.cat([image[name] for image in images]) for name in images[0]}
         return [part.clone() for part in self.encode(joined, device).chunk(len(images))]  # each is freed by itself
 
