@@ -7,10 +7,13 @@ import gc
 import json
 import weakref
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from in_process import InThisProcess
 from PIL import Image
@@ -19,11 +22,13 @@ from torch import Tensor
 
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig, MediaConfig, ModelConfig
+from octavo.errors import RequestError
 from octavo.models.image_memory import AllocationCounter, count_encoding, estimate
 from octavo.models.images import ImageEncoder, kind
 from octavo.models.registry import build_model, read_config
 from octavo.multimodal import inputs
 from octavo.multimodal.processor import ImageProcessor
+from octavo.multimodal.sources import from_object
 from octavo.worker.encoder_memory import MIN_VALUES, encoder_usage
 from octavo.worker.media import FeatureCache, StepMedia
 from octavo.worker.memory import make_plan
@@ -115,6 +120,33 @@ def test_pictures_of_one_size_give_the_same_together(name: str, tmp_path: Path) 
     together = encoder.encode_equal(images, torch.device("cpu"))
     for image, found in zip(images, together, strict=True):
         assert torch.allclose(found, encoder.encode(image, torch.device("cpu")), atol=1e-5)
+
+
+ODD_SIZES = ((1, 1), (1, 2), (1, 200), (200, 1), (13, 13), (28, 29), (400, 300))
+NEED_TORCHVISION = ("llava-pixtral", "mistral3")
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_odd_sizes_are_refused_or_encoded(name: str, tmp_path: Path) -> None:
+    """One embedding for each token, alone and beside another image of that size."""
+    if name in NEED_TORCHVISION and find_spec("torchvision") is None:
+        pytest.skip("torchvision")
+    _, encoder = encoders(name, tmp_path)
+    processor, num_encoded = ImageProcessor(str(tmp_path), 10**7), 0
+    for size in ODD_SIZES:
+        try:
+            done = processor.process(from_object(picture(1, size), "here", 1 << 30))
+        except RequestError:
+            continue
+        tensors = safetensors.torch.load(done.data)
+        (alone,), (_, second) = (encoder.encode_equal([tensors] * n, torch.device("cpu")) for n in (1, 2))
+        places = np.flatnonzero(np.array(done.token_ids) == encoder.token_id)
+        assert len(alone) == len(second) == len(places) > 0, size
+        assert torch.allclose(alone, second, atol=1e-4), size
+        if encoder.numbers_positions:
+            assert encoder.positions(done.token_ids, [places], [tensors])[0].shape == (3, len(done.token_ids))
+        num_encoded += 1
+    assert num_encoded >= 4
 
 
 @pytest.fixture

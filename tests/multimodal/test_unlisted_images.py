@@ -186,6 +186,15 @@ def test_a_model_whose_processor_is_broken_or_absent_reads_text(
     assert "preprocessor_config.json" in refusal(tmp_path)
 
 
+def test_a_limit_of_no_images_is_told(tmp_path: Path) -> None:
+    saved("llava", tmp_path)
+    with LLM(str(tmp_path), **ENGINE, limit_mm_per_prompt='{"image": 0}') as llm:
+        with pytest.raises(RequestError, match="--limit-mm-per-prompt"):
+            llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(1)}})
+        with pytest.raises(RequestError, match="--limit-mm-per-prompt"):
+            llm.chat([{"role": "user", "content": [{"type": "image", "image": picture(1)}]}])
+
+
 def test_a_class_that_makes_another_number_of_embeddings_is_refused_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
