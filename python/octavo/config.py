@@ -16,6 +16,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
 from typing import Any
 
+from octavo import envs
 from octavo.errors import ConfigError
 from octavo.speculation import read_speculation
 
@@ -304,7 +305,7 @@ class ServerConfig:
         "Seconds without a sign of life after which an engine with calls in flight is killed and replaced; 0: never.",
         low=0,
     )
-    log_level: str = option("info", "Least severe messages shown.", choices=("debug", "info", "warning", "error"))
+    log_level: str = option("info", "Least severe messages shown.", choices=envs.LOG_LEVELS)
     log_format: str = option(
         "text", "Log lines as text, or as JSON with request id and tenant.", choices=("text", "json")
     )
@@ -472,7 +473,8 @@ def make_bench_config(values: Mapping[str, Any]) -> BenchConfig:
 def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
     """The same for the server's own options."""
     _check_values("server", values)
-    config = ServerConfig(**values)
+    level = envs.log_level()
+    config = ServerConfig(**{**({} if level is None else {"log_level": level}), **values})
     _check_server(config)
     return config
 

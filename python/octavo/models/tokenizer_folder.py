@@ -45,19 +45,25 @@ def find(folder: Path) -> Path | None:
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The cache's tokenizer folder `name`, made by `build(folder)` when it is not there; never seen half done."""
+    """The cache's tokenizer folder `name`, made by `build(folder)` when it is not there; never seen half done.
+
+    ConfigError: the cache can't be written to.
+    """
     target = envs.cache_dir() / "tokenizers" / name
     if (target / "tokenizer.json").is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+    except OSError as error:
+        raise envs.cache_error(target.parent, error) from error
     try:
         build(work)
         work.chmod(0o755)
         os.replace(work, target)
-    except OSError:
+    except OSError as error:
         if not (target / "tokenizer.json").is_file():  # else another process was first, with the same content
-            raise
+            raise envs.cache_error(target.parent, error) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
