@@ -63,6 +63,8 @@ impl Meeting {
     /// `begun`: when the thread began what it has done since the last barrier.
     fn wait(&self, num_threads: usize, begun: Instant) {
         let seen = self.released.value();
+        // Whoever broke it up before moved the signal before, too: no other move would come.
+        self.check();
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == num_threads {
             self.arrived.store(0, Ordering::Relaxed);
             self.released.advance();
@@ -79,6 +81,10 @@ impl Meeting {
                 self.patience.met();
             }
         }
+        self.check();
+    }
+
+    fn check(&self) {
         assert!(
             !self.broken.load(Ordering::Acquire),
             "another thread of the team panicked"
@@ -359,6 +365,24 @@ mod tests {
             }
             assert_eq!(next, total);
         }
+    }
+
+    #[test]
+    fn who_comes_to_a_barrier_after_a_panic_does_not_wait() {
+        let pool = ThreadPool::new(3);
+        let run = || {
+            pool.run(&|team| {
+                assert_ne!(team.index(), 1, "boom");
+                while !pool.crew.meeting.broken.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+                while pool.crew.meeting.released.value() == 0 {
+                    thread::yield_now();
+                }
+                team.barrier();
+            });
+        };
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
     }
 
     #[test]
