@@ -3,8 +3,8 @@
     python benches/weight_files.py MODEL.gguf --out DIR --formats Q4_0,Q8_0,F32,folder
 
 Matrices are dequantized and rounded anew, so a file of as many bits is hardly worse, one of fewer bits is. The
-embedding is Q8_0 in quantized files. Rows that are no whole blocks of 256 take the format that llama.cpp falls back to.
-Not here: measuring (cpu.py, quality.py).
+embedding is Q8_0 in quantized files, but in those of K formats, which have no other: for them a model is widened to
+whole blocks of 256 columns where it has to be (padded_model.py). Not here: measuring (cpu.py, quality.py).
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, ReaderField, ReaderTensor, quants
+from padded_model import pad_fields, padding
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 SUPER = 256
 """Columns of a block of the K formats."""
-FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 EMBEDDING = "token_embd.weight"
 OWN_KEYS = ("GGUF.", "general.architecture")
 """Keys that the writer sets."""
@@ -100,12 +101,12 @@ K_FORMATS: dict[str, Callable[[Floats], Bytes]] = {
 }
 
 
-def quantize(x: Floats, kind: str) -> tuple[Bytes, str]:
-    """A matrix [n, k] as bytes [n, b] of a format, and that format: `kind`, or its fallback."""
-    if kind in K_FORMATS and x.shape[1] % SUPER == 0:
-        return K_FORMATS[kind](x).reshape(x.shape[0], -1), kind
-    kind = FALLBACKS.get(kind, kind)
-    return quants.quantize(x, GGMLQuantizationType[kind]).view(np.uint8).reshape(x.shape[0], -1), kind
+def quantize(x: Floats, kind: str) -> Bytes:
+    """A matrix [n, k] as bytes [n, b] of a format."""
+    if kind in K_FORMATS:
+        assert x.shape[1] % SUPER == 0
+        return K_FORMATS[kind](x).reshape(x.shape[0], -1)
+    return quants.quantize(x, GGMLQuantizationType[kind]).view(np.uint8).reshape(x.shape[0], -1)
 
 
 def values_of(tensor: ReaderTensor) -> Floats:
@@ -114,27 +115,33 @@ def values_of(tensor: ReaderTensor) -> Floats:
     return values.reshape(tensor.shape[::-1]).astype(np.float32)
 
 
-def copy_field(writer: GGUFWriter, field: ReaderField) -> None:
+def copy_field(writer: GGUFWriter, field: ReaderField, value: Any = None) -> None:
     sub_type = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-    writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub_type)
+    value = field.contents() if value is None else value
+    writer.add_key_value(field.name, value, field.types[0], sub_type=sub_type)
 
 
 def write_gguf(source: Path, kind: str, target: Path) -> None:
     """The model of `source` with all its matrices in `kind`."""
     reader = GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
+    start = f"{architecture}."
+    fields = {name.removeprefix(start): f.contents() for name, f in reader.fields.items() if name.startswith(start)}
+    tensors = {tensor.name: values_of(tensor) for tensor in reader.tensors}
+    changed: dict[str, Any] = {}
+    if kind in K_FORMATS and any(x.ndim > 1 and x.shape[1] % SUPER for x in tensors.values()):
+        changed = pad_fields(fields)
+        tensors = {name: padding(fields)(name, x) for name, x in tensors.items()}
     writer = GGUFWriter(target, architecture)
     for name, field in reader.fields.items():
         if not name.startswith(OWN_KEYS):
-            copy_field(writer, field)
-    for tensor in reader.tensors:
-        x = values_of(tensor)
+            copy_field(writer, field, changed.get(name.removeprefix(start)))
+    for name, x in tensors.items():
         if x.ndim == 1:
-            writer.add_tensor(tensor.name, x)
+            writer.add_tensor(name, x)
             continue
-        wanted = "Q8_0" if tensor.name == EMBEDDING and kind.startswith("Q") else kind
-        data, stored = quantize(x, wanted)
-        writer.add_tensor(tensor.name, data, raw_dtype=GGMLQuantizationType[stored])
+        stored = "Q8_0" if name == EMBEDDING and kind.startswith("Q") and kind not in K_FORMATS else kind
+        writer.add_tensor(name, quantize(x, stored), raw_dtype=GGMLQuantizationType[stored])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
