@@ -37,13 +37,11 @@ class CoreConfig:
         speculation: Speculation | None = None,
         groups: Sequence[tuple[str, int]] | None = None,
         step_sizes: Sequence[int] | None = None,
-        plans_late: bool = False,
     ) -> CoreConfig:
         """`groups`: what the layers of each cache group read again: ("all", 0), a ("window", tokens) before, or a
         ("chunk", tokens) from the last border on, or a ("state", 0) of one position a block, overwritten until the
         block's last; None: all of them all. `step_sizes`: tokens that steps with prompts are padded to; longer ones
-        are not. `plans_late`: `step` may sleep before it plans, while the device is busy, so that whoever comes
-        meanwhile is in the plan; launching a step must not wait for the device then."""
+        are not."""
     @property
     def num_positions(self) -> int:
         """Positions that one sequence can have when all blocks are its own."""
@@ -221,10 +219,12 @@ class EmbeddedDecoder:
         max_tokens: int,
         cache_dtype: str,
         num_threads: int,
+        cpus: Sequence[int] | None = None,
         layer_groups: Sequence[int] | None = None,
     ) -> None:
-        """`description` has the attributes of octavo.models.description.Description; `layer_groups`: each layer's cache
-        group, None: all are in the first. ValueError: weights are missing or do not fit."""
+        """`description` has the attributes of octavo.models.description.Description; `cpus`: a processor for each thread to
+        be kept on (but for the caller's, the first); `layer_groups`: each layer's cache group, None: all are in the
+        first. ValueError: weights are missing or do not fit."""
     def weight_bytes(self) -> int:
         """Of packed matrices."""
     def register(

@@ -16,7 +16,6 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from octavo import envs
 from octavo.errors import ConfigError
 from octavo.speculation import read_speculation
 
@@ -44,6 +43,8 @@ MAX_STEP_TOKENS = 1 << 24
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 WIDE_ATTENTION, WIDE_MLP = (10, 0), (1, 1)
 """First and last blocks whose rounding to fp8 costs most (benches/fp8_quality.py)."""
+
+Value = bool | int | float | str | list[str] | list[int] | dict[str, Any] | None
 
 
 def option(
@@ -172,15 +173,14 @@ class SchedulerConfig:
     max_queued_tokens: int = option(16 * 1024 * 1024, "Prompt tokens that may wait; more get 429.", low=1)
     overlap_depth: int | None = option(
         None,
-        "Steps in flight; 2 plans the next step while the device runs this one, which hides all of the host's work "
-        "even where steps take 0.7 ms; tokens are the same at every depth. Default 1 on CPU, 2 on CUDA.",
+        "Steps in flight; 2 plans the next step while the device runs this one; default 1 on CPU, 2 on CUDA.",
         low=1,
         high=4,
     )
     speculative_config: str | dict[str, Any] = option(
         "auto",
         "Guess tokens by what followed the newest ones before (prompt lookup) or what a grammar forces, and verify "
-        "them together; outputs stay the same but for rounding. off; ngram; "
+        "them together; outputs stay the same. off; ngram; "
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 5}; '
         "auto: where it pays, as measured (embedded runner).",
     )
@@ -199,9 +199,8 @@ class ExecutionConfig:
     )
     attention_backend: str = option(
         "auto",
-        "Paged attention; auto takes Octavo's own for the device, flash leaves prompts to FlashAttention 3, "
-        "flashinfer to FlashInfer.",
-        choices=("auto", "reference", "cpu", "triton", "flash", "flashinfer"),
+        "Paged attention; auto takes Octavo's own for the device, flash leaves prompts to FlashAttention 3.",
+        choices=("auto", "reference", "cpu", "triton", "flash"),
     )
     decode_kernels: str = option(
         "auto",
@@ -223,6 +222,7 @@ class ExecutionConfig:
     cpu_threads: int | None = option(
         None, "Threads of CPU execution; default: the physical cores this process may use.", low=1, high=1024
     )
+    cpu_pin: bool = option(False, "Keep each thread of the embedded runner on a core of its own.")
     fake_step_ms: float = option(0.0, "Time that a step of the fake runner takes.", low=0)
 
 
@@ -305,7 +305,7 @@ class ServerConfig:
         "Seconds without a sign of life after which an engine with calls in flight is killed and replaced; 0: never.",
         low=0,
     )
-    log_level: str = option("info", "Least severe messages shown.", choices=envs.LOG_LEVELS)
+    log_level: str = option("info", "Least severe messages shown.", choices=("debug", "info", "warning", "error"))
     log_format: str = option(
         "text", "Log lines as text, or as JSON with request id and tenant.", choices=("text", "json")
     )
@@ -473,8 +473,7 @@ def make_bench_config(values: Mapping[str, Any]) -> BenchConfig:
 def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
     """The same for the server's own options."""
     _check_values("server", values)
-    level = envs.log_level()
-    config = ServerConfig(**{**({} if level is None else {"log_level": level}), **values})
+    config = ServerConfig(**values)
     _check_server(config)
     return config
 

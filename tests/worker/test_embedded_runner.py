@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from octavo import LLM, SamplingParams
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError
 from octavo.worker.base import make_runner as build_runner
+from octavo.worker.device import core_cpus
 from octavo.worker.embedded import EmbeddedRunner
 
 OPTIONS: dict[str, Any] = {
@@ -186,3 +189,21 @@ def test_memory_beyond_the_weights_is_small(tmp_path: Path) -> None:
     peak, weights = map(int, done.stdout.split())
     assert weights > 180e6
     assert peak - weights < 150e6, f"{peak / 1e6:.0f} MB with {weights / 1e6:.0f} MB of weights"
+
+
+def affinities() -> list[set[int]]:
+    """Processors that each of this process's workers may run on; a thread names itself as it begins."""
+    tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "octavo-cpu-1\n"]
+    return [os.sched_getaffinity(int(task.name)) for task in tasks]
+
+
+@pytest.mark.skipif(len(core_cpus()) < 2, reason="needs two cores of a system with affinity masks")
+def test_threads_are_pinned_on_request(folder: Path) -> None:
+    for pin, wanted in ((False, os.sched_getaffinity(0)), (True, {core_cpus()[1]})):
+        with LLM(str(folder), runner="embedded", **{**OPTIONS, "cpu_threads": 2}, cpu_pin=pin):
+            deadline = time.monotonic() + 30
+            while affinities() != [wanted]:
+                assert time.monotonic() < deadline, affinities()
+                os.sched_yield()
+    with pytest.raises(ConfigError, match=r"--cpu-pin: 1000 threads have \d+ cores; set --cpu-threads"):
+        LLM(str(folder), runner="embedded", **{**OPTIONS, "cpu_threads": 1000}, cpu_pin=True)

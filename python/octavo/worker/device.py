@@ -60,8 +60,8 @@ def may_have_cuda() -> bool:
 
 def check_backend(backend: str, device: DeviceFacts) -> None:
     """ConfigError when the attention backend can't run there. Triton's interpreter (for tests) runs anywhere."""
-    if backend in ("flash", "flashinfer") and device.kind == "cpu":
-        raise ConfigError(f"--attention-backend {backend} needs a CUDA device; use --attention-backend cpu")
+    if backend == "flash" and device.kind == "cpu":
+        raise ConfigError("--attention-backend flash needs a CUDA device; use --attention-backend cpu")
     if backend == "triton" and device.kind == "cpu":
         from triton import knobs
 
@@ -124,10 +124,20 @@ def _memory() -> tuple[int, int]:
 
 def physical_cores() -> int:
     """Cores in this process's affinity mask, hyperthreads counted once, capped by the control group's CPU quota."""
-    if not hasattr(os, "sched_getaffinity"):
+    cpus = core_cpus()
+    if not cpus:
         return os.cpu_count() or 1
-    cpus = os.sched_getaffinity(0)
-    siblings = {_read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    limit = max(1, int(quota) // int(period)) if quota.isdigit() else len(siblings)
-    return max(1, min(len(siblings), limit))
+    limit = max(1, int(quota) // int(period)) if quota.isdigit() else len(cpus)
+    return max(1, min(len(cpus), limit))
+
+
+def core_cpus() -> list[int]:
+    """One processor of each core in this process's affinity mask; empty where the system has no such masks."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    path = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    first: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        first.setdefault(_read(path.format(cpu)) or str(cpu), cpu)
+    return list(first.values())

@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from octavo._core import EmbeddedDecoder
 from octavo.config import EngineConfig
+from octavo.errors import ConfigError
 from octavo.protocol import Progress
 from octavo.speculation import read_speculation
+from octavo.worker.device import core_cpus
 from octavo.worker.embedded_plan import find_model, make_plan
 from octavo.worker.embedded_weights import load_weights
 from octavo.worker.facts import model_facts
@@ -75,6 +77,14 @@ class RowSampling:
         )
 
 
+def own_cpus(num_threads: int) -> list[int]:
+    """A core for each thread. Errors: ConfigError where there are not as many."""
+    cpus = core_cpus()
+    if len(cpus) < num_threads:
+        raise ConfigError(f"--cpu-pin: {num_threads} threads have {len(cpus)} cores; set --cpu-threads", "cpu_pin")
+    return cpus[:num_threads]
+
+
 class EmbeddedRunner:
     """See `octavo.worker.base.Runner`."""
 
@@ -98,6 +108,7 @@ class EmbeddedRunner:
             max_tokens=limits.max_num_batched_tokens,
             cache_dtype=kv_dtype(self.config),
             num_threads=limits.cpu_threads,
+            cpus=own_cpus(limits.cpu_threads) if self.config.execution.cpu_pin else None,
             layer_groups=plan.layout.layer_groups,
         )
         self.chores: Iterator[str] = iter(())

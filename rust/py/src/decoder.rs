@@ -202,7 +202,7 @@ impl EmbeddedDecoder {
     }
 
     #[pyo3(signature = (description, *, num_slots, num_blocks, block_size, max_length, max_tokens, cache_dtype,
-        num_threads, layer_groups=None))]
+        num_threads, cpus=None, layer_groups=None))]
     fn build(
         &mut self,
         py: Python<'_>,
@@ -214,6 +214,7 @@ impl EmbeddedDecoder {
         max_tokens: usize,
         cache_dtype: &str,
         num_threads: usize,
+        cpus: Option<Vec<usize>>,
         layer_groups: Option<Vec<usize>>,
     ) -> PyResult<()> {
         let weights = self.weights.take();
@@ -228,6 +229,7 @@ impl EmbeddedDecoder {
                 .parse()
                 .map_err(|e| to_py(DecoderError::Kernel(e)))?,
             num_threads,
+            cpus: cpus.unwrap_or_default(),
         };
         let mut description: Description = description.try_into().map_err(to_py)?;
         for (layer, group) in description

@@ -38,7 +38,7 @@ use crate::shared::Shared;
 const MACS_PER_THREAD: usize = 1 << 22;
 
 /// Sizes of the serving around a decoder.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Serving {
     pub num_slots: usize,
     pub num_blocks: usize,
@@ -49,6 +49,8 @@ pub struct Serving {
     pub max_tokens: usize,
     pub cache_dtype: CacheDtype,
     pub num_threads: usize,
+    /// Processors of the threads, as many; empty: they run where the system puts them.
+    pub cpus: Vec<usize>,
 }
 
 /// A row's new token, or a prompt's given one.
@@ -139,6 +141,11 @@ impl Decoder {
                 return Err(DecoderError::Description(format!("{name} is {size}")));
             }
         }
+        let (num_cpus, num_threads) = (serving.cpus.len(), serving.num_threads);
+        if num_cpus > 0 && num_cpus != num_threads {
+            let message = format!("{num_cpus} processors for {num_threads} threads");
+            return Err(DecoderError::Description(message));
+        }
         let weights = weights.finish(&description)?;
         let limits = Limits {
             num_slots: serving.num_slots,
@@ -157,7 +164,11 @@ impl Decoder {
             head_dim: description.head_dim,
         };
         let cache = Cache::new(shape, description.lanes())?;
-        let pool = ThreadPool::new(serving.num_threads);
+        let pool = if serving.cpus.is_empty() {
+            ThreadPool::new(serving.num_threads)
+        } else {
+            ThreadPool::pinned(serving.cpus)
+        };
         Ok(Self {
             buffers: Buffers::new(&description, &weights, pool.num_threads()),
             pool,
