@@ -31,8 +31,9 @@ def run(folder: Path, instructions: str, quantization: str) -> list[dict[str, An
     return found
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_every_instruction_set_gives_the_same(folder: Path, quantization: str) -> None:
+@pytest.mark.parametrize(("quantization", "tolerance"), [("none", 2e-4), ("int8", 2e-2), ("int4", 2e-2)])
+def test_every_instruction_set_gives_the_same(folder: Path, quantization: str, tolerance: float) -> None:
+    """But for last bits, which decide here and there how an int8 activation is rounded."""
     best, *others = _core.cpu_features()
     want = run(folder, best, quantization)
     assert all(len(result["tokens"]) == 12 for result in want)
@@ -40,7 +41,7 @@ def test_every_instruction_set_gives_the_same(folder: Path, quantization: str) -
         found = run(folder, instructions, quantization)
         assert [result["tokens"] for result in found] == [result["tokens"] for result in want], instructions
         for ours, theirs in zip(found, want, strict=True):
-            np.testing.assert_allclose(ours["logprobs"], theirs["logprobs"], atol=2e-4, err_msg=instructions)
+            np.testing.assert_allclose(ours["logprobs"], theirs["logprobs"], atol=tolerance, err_msg=instructions)
 
 
 @pytest.fixture(scope="module")
@@ -61,26 +62,19 @@ def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("quantization", "tolerance"), [("none", 2e-5), ("int4", 5e-3)])
-def test_threads_change_roundings_alone(large_folder: Path, quantization: str, tolerance: float) -> None:
-    """More threads cut the keys of attention elsewhere (whose last bits decide how an int8 activation is rounded); the
-    same threads give the same bits. (Without drafts: how many there are depends on time, and how many rows are computed
-    together on them.)"""
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_threads_change_nothing(large_folder: Path, quantization: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1, detokenize=False, ignore_eos=True)
     found = []
-    for threads in (1, 2, 2, 3):
+    for threads in (1, 2, 3):
         options: dict[str, Any] = {"block_size": 4, "num_gpu_blocks_override": 128, "cpu_threads": threads}
-        options["speculative_config"] = "off"
         with LLM(str(large_folder), runner="embedded", dtype="float32", quantization=quantization, **options) as llm:
             results = llm.generate([[5, 9, 17], list(range(20, 90))], params)
         outputs = [result.outputs[0] for result in results]
         found.append([(o.token_ids, [next(iter(p.values())).logprob for p in o.logprobs or ()]) for o in outputs])
     assert len(found[0][0][1]) == 24
-    assert found[1] == found[2]
-    for others in found[1:]:
-        for (tokens, logprobs), (want_tokens, want_logprobs) in zip(others, found[0], strict=True):
-            assert tokens == want_tokens
-            np.testing.assert_allclose(logprobs, want_logprobs, atol=tolerance)
+    assert found[1] == found[0]
+    assert found[2] == found[0]
 
 
 def test_instructions_that_are_not_there_are_refused() -> None:

@@ -164,8 +164,7 @@ def choose_method(config: NormalConfig, quantization: str, prefix: str) -> Choic
     """
     if quantization == "none":
         return dense
-    stored = config.quantization
-    method = find_method(quantization, None if stored is None else stored.block)
+    method, stored = find_method(quantization), config.quantization
 
     def choose(layer: Product) -> LinearMethod:
         names = [f"{prefix}.{name}" for name in layer.shards]

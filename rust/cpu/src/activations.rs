@@ -22,8 +22,8 @@ pub struct Block {
     pub scale: f32,
     /// scale * the sum of the quants.
     pub total: f32,
-    /// The same of the first and the second half.
-    pub halves: [f32; 2],
+    /// What the zero of 6-bit numbers takes from a half's products: -32 * the sum of its quants.
+    pub zeros: [i32; 2],
 }
 
 /// Rows of quantized numbers.
@@ -173,7 +173,7 @@ unsafe fn quantize_block<S: Simd>(x: *const f32, block: *mut Block) {
                 quants: [0; BLOCK],
                 scale: f32::NAN,
                 total: f32::NAN,
-                halves: [f32::NAN; 2],
+                zeros: [0; 2],
             });
             return;
         }
@@ -184,19 +184,19 @@ unsafe fn quantize_block<S: Simd>(x: *const f32, block: *mut Block) {
             1.0 / scale
         });
         let quants = (&raw mut (*block).quants).cast::<i8>();
-        let mut halves = [0.0; 2];
-        for (half, total) in halves.iter_mut().enumerate() {
+        let mut sums = [0; 2];
+        for (half, total) in sums.iter_mut().enumerate() {
             let mut sum = S::splat_i32(0);
             for at in (half * HALF..(half + 1) * HALF).step_by(S::LANES) {
                 let rounded = S::to_i32(S::mul(S::load(x.add(at)), factor));
                 S::store_i8(quants.add(at), rounded);
                 sum = S::add_i32(sum, rounded);
             }
-            *total = scale * S::sum_i32(sum) as f32;
+            *total = S::sum_i32(sum);
         }
         (&raw mut (*block).scale).write(scale);
-        (&raw mut (*block).total).write(halves[0] + halves[1]);
-        (&raw mut (*block).halves).write(halves);
+        (&raw mut (*block).total).write(scale * (sums[0] + sums[1]) as f32);
+        (&raw mut (*block).zeros).write(sums.map(|sum| -32 * sum));
     }
 }
 

@@ -14,8 +14,12 @@ use crate::isa::Isa;
 use crate::plan::{Item, Plan, Row};
 use crate::pool::ThreadPool;
 use crate::scratch::{Floats, MAX_ROWS, Scratch, with_scratch};
-use crate::simd::{Simd, by_isa};
+use crate::segment::{self, Seen};
+use crate::simd::{GROUP, Simd, by_isa};
 use crate::{narrow, wide};
+
+/// Floats behind the partial results, so that whole vectors may be read of them.
+const PADDING: usize = GROUP;
 
 /// One call. Lengths in elements; arrays are dense and row-major unless said otherwise.
 #[derive(Clone, Copy, Debug)]
@@ -283,7 +287,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Combine the parts of the item's split once the last of them is done.
+    /// Combine the parts of the item's split, in the order of their segments, once the last of them is done.
     ///
     /// # Safety
     /// The item has called `finish` for all of its pairs; the machine has `S`'s instructions.
@@ -299,30 +303,44 @@ impl<'a> Call<'a> {
             item.num_pairs(),
             item.partial_len(self.args.head_dim),
         );
-        let line = line.take(dim);
+        // Whole vectors: what lies behind a pair's output is not used.
+        let line = line.take(dim + S::LANES);
         for i in 0..count {
-            // SAFETY: part < num_parts, and all parts are written (the countdown reached zero).
+            // SAFETY: part < num_parts, and all parts are written (the countdown reached zero); a vector more is readable
+            // behind the last (`PADDING`).
             unsafe {
-                let part = |p: usize| self.partials.add(split.partial + p * len).cast_const();
-                let greatest = |p: usize| *part(p).add(count * dim + i);
-                let top = (0..split.num_parts)
-                    .map(greatest)
-                    .fold(f32::NEG_INFINITY, f32::max);
-                let mut sum = 0.0;
-                for d in 0..dim {
-                    line.add(d).write(0.0);
+                let mut total = Seen::<S>::nothing();
+                for d in (0..dim).step_by(S::LANES) {
+                    S::store(line.add(d), S::splat(0.0));
                 }
                 for p in 0..split.num_parts {
-                    let weight = (greatest(p) - top).exp2();
-                    sum += weight * *part(p).add(count * (dim + 1) + i);
-                    for d in 0..dim {
-                        *line.add(d) += weight * *part(p).add(i * dim + d);
+                    let part = self.partials.add(split.partial + p * len).cast_const();
+                    let factors = total.absorb(Seen {
+                        greatest: S::splat(*part.add(count * dim + i)),
+                        sum: S::splat(*part.add(count * (dim + 1) + i)),
+                    });
+                    for d in (0..dim).step_by(S::LANES) {
+                        let next = S::load(part.add(i * dim + d));
+                        S::store(
+                            line.add(d),
+                            segment::add::<S>(S::load(line.add(d)), next, factors),
+                        );
                     }
                 }
-                self.store::<S>(item, item.first + i, line, 1.0 / sum);
+                self.store::<S>(item, item.first + i, line, 1.0 / first_lane::<S>(total.sum));
             }
         }
     }
+}
+
+/// # Safety
+/// The machine has `S`'s instructions.
+#[inline(always)]
+pub unsafe fn first_lane<S: Simd>(a: S::V) -> f32 {
+    let mut lanes = [0.0; GROUP];
+    // SAFETY: the caller's; a vector has at most `GROUP` lanes.
+    unsafe { S::store(lanes.as_mut_ptr(), a) };
+    lanes[0]
 }
 
 /// Compute one item on this thread.
@@ -408,7 +426,7 @@ impl Engine {
         let parts = plan.splits.iter().map(|s| AtomicUsize::new(s.num_parts));
         self.remaining.clear();
         self.remaining.extend(parts);
-        let partials = self.partials.take(plan.partials);
+        let partials = self.partials.take(plan.partials + PADDING);
         let call = Call::new(*args, plan, partials, &self.remaining);
         call.clear_unused();
         let next = AtomicUsize::new(0);
@@ -453,7 +471,7 @@ impl StepAttention {
             unsafe { plan.fill(args)? };
         }
         let partials = self.plans.iter().map(|plan| plan.partials).max();
-        self.partials.take(partials.unwrap_or(0));
+        self.partials.take(partials.unwrap_or(0) + PADDING);
         self.counters.resize_with(kinds.len(), Default::default);
         for ((next, remaining), &kind) in self.counters.iter_mut().zip(kinds) {
             *next.get_mut() = 0;

@@ -10,6 +10,8 @@ static RESTRICTED: OnceLock<Isa> = OnceLock::new();
 /// A family of instructions that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// As `Avx512Vnni`, with AMX's tiles of bytes where rows are many.
+    Amx,
     /// As `Avx512`, with VNNI's products of bytes.
     Avx512Vnni,
     /// AVX-512 F, BW, VL, DQ with FMA and F16C.
@@ -29,6 +31,7 @@ pub enum Isa {
 impl Isa {
     pub fn name(self) -> &'static str {
         match self {
+            Isa::Amx => "amx",
             Isa::Avx512Vnni => "avx512vnni",
             Isa::Avx512 => "avx512",
             Isa::AvxVnni => "avxvnni",
@@ -53,7 +56,11 @@ impl Isa {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq");
-                if avx2 && avx512 && is_x86_feature_detected!("avx512vnni") {
+                let vnni = avx2 && avx512 && is_x86_feature_detected!("avx512vnni");
+                if vnni && crate::simd::amx::is_available() {
+                    found.push(Isa::Amx);
+                }
+                if vnni {
                     found.push(Isa::Avx512Vnni);
                 }
                 if avx2 && avx512 {

@@ -27,6 +27,7 @@ mod plan;
 pub mod pool;
 pub mod sampling;
 mod scratch;
+mod segment;
 pub mod shared;
 mod signal;
 mod simd;

@@ -2,18 +2,22 @@
 //! speed says little until it stands beside these.
 
 use std::hint::black_box;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::isa::Isa;
 use crate::lines::Lines;
 use crate::pool::{Team, ThreadPool};
-use crate::simd::{Numbers, STEPS, Simd, by_isa};
+use crate::simd::{Numbers, STEPS, Simd, by_isa, prefetch};
 
 /// Bytes that are read: more than any cache holds of it.
 const READ_BYTES: usize = 256 << 20;
 /// Bytes of a run, one piece after the other: short, so that some runs are not interrupted.
 const PIECE_BYTES: usize = 16 << 20;
+/// Bytes of a step of the reading loop, and how far ahead it asks for them.
+const READ_STEP: usize = 512;
+const READ_AHEAD: usize = 4096;
 /// A measurement is the best of as many runs.
 const RUNS: usize = 48;
 /// Rounds of the arithmetic loops: about a millisecond.
@@ -41,32 +45,45 @@ pub fn measure_with(pool: &ThreadPool, isa: Isa) -> Limits {
     let isa = isa.or_best();
     Limits {
         num_threads: pool.num_threads(),
-        read_bytes: read_bytes(pool),
+        read_bytes: read_bytes(pool, isa),
         int8_macs: int_macs(pool, isa, 4),
         f32_macs: macs(pool, f32_peak(isa)),
     }
 }
 
-/// Bytes a second that the pool's threads read together.
-pub fn read_bytes(pool: &ThreadPool) -> f64 {
+/// Bytes a second that the pool's threads read together: loads of whole vectors, and nothing else that could be the limit.
+pub fn read_bytes(pool: &ThreadPool, isa: Isa) -> f64 {
     let memory = Lines::zeroed(READ_BYTES);
+    let read = reader(isa.or_best());
     let time = best(pool, |run, team| {
-        let piece = run % (READ_BYTES / PIECE_BYTES) * (PIECE_BYTES / 8);
-        let part = team.share(PIECE_BYTES / 8, 512);
-        // SAFETY: in bounds, and nobody writes.
-        let words = unsafe {
-            let start = memory.start::<u64>().add(piece + part.start);
-            std::slice::from_raw_parts(start, part.len())
-        };
-        let mut sums = [0u64; 64];
-        for line in words.as_chunks::<64>().0 {
-            for (sum, word) in sums.iter_mut().zip(line) {
-                *sum ^= word;
+        let piece = run % (READ_BYTES / PIECE_BYTES) * PIECE_BYTES;
+        let part = team.share(PIECE_BYTES, READ_STEP);
+        // SAFETY: in bounds, and nobody writes; `by_isa` gives loops for instructions that the machine has.
+        unsafe { read(memory.start::<u8>().add(piece + part.start), part.len()) };
+    });
+    PIECE_BYTES as f64 / time.as_secs_f64()
+}
+
+by_isa! {
+    fn reader[](start: *const u8, num_bytes: usize) -> () = bytes (read)
+}
+
+/// # Safety
+/// As many bytes are readable, a multiple of `READ_STEP`; the machine has `S`'s instructions.
+#[inline(always)]
+unsafe fn read<S: Simd>(start: *const u8, num_bytes: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut sums = [S::load_bytes(start); 4];
+        for at in (0..num_bytes).step_by(READ_STEP) {
+            let step = start.add(at);
+            prefetch(step.wrapping_add(READ_AHEAD), READ_STEP);
+            for i in 0..READ_STEP / (4 * S::LANES) {
+                sums[i % 4] = S::or(sums[i % 4], S::load_bytes(step.add(i * 4 * S::LANES)));
             }
         }
         black_box(sums);
-    });
-    PIECE_BYTES as f64 / time.as_secs_f64()
+    }
 }
 
 /// Multiply-adds a second of int8 with numbers of 4, 5, 6 or 8 bits. Without VNNI wide numbers cost more: fewer products
@@ -76,10 +93,11 @@ pub fn int_macs(pool: &ThreadPool, isa: Isa, bits: usize) -> f64 {
     macs(
         pool,
         match bits {
-            5 => int_peak::<Held<5>>(isa),
-            6 => int_peak::<Held<6>>(isa),
-            8 => int_peak::<Held<8>>(isa),
-            _ => int_peak::<Held<4>>(isa),
+            _ if isa == Isa::Amx => tiled_peak(isa),
+            5 => int_peak::<Of<5>>(isa),
+            6 => int_peak::<Of<6>>(isa),
+            8 => int_peak::<Of<8>>(isa),
+            _ => int_peak::<Of<4>>(isa),
         },
     )
 }
@@ -110,6 +128,9 @@ by_isa! {
     fn int_peak[H: Bits](rounds: usize) -> usize = bytes (int)
 }
 by_isa! {
+    fn tiled_peak[](rounds: usize) -> usize = tiles (tiled)
+}
+by_isa! {
     fn f32_peak[](rounds: usize) -> usize = floats (f32)
 }
 
@@ -118,21 +139,30 @@ trait Bits: 'static {
     const BITS: usize;
 }
 
-struct Held<const BITS: usize>;
+struct Of<const BITS: usize>;
 
-impl<const BITS: usize> Bits for Held<BITS> {
+impl<const BITS: usize> Bits for Of<BITS> {
     const BITS: usize = BITS;
 }
 
-/// Weights that stay in registers.
-struct Registers<S: Simd, H>(S::B, std::marker::PhantomData<H>);
+/// Weights that stay in registers, or in the first-level cache for those who read them there.
+struct Held<S: Simd, H> {
+    bytes: S::B,
+    steps: *const u8,
+    bits: PhantomData<H>,
+}
 
-impl<S: Simd, H: Bits> Numbers<S> for Registers<S, H> {
+impl<S: Simd, H: Bits> Numbers<S> for Held<S, H> {
     const BITS: usize = H::BITS;
 
     #[inline(always)]
     unsafe fn step(&self, _vector: usize, _step: usize) -> S::B {
-        self.0
+        self.bytes
+    }
+
+    #[inline(always)]
+    fn steps(&self) -> Option<(*const u8, usize)> {
+        Some((self.steps, 0))
     }
 }
 
@@ -140,24 +170,53 @@ impl<S: Simd, H: Bits> Numbers<S> for Registers<S, H> {
 /// The machine has `S`'s instructions.
 #[inline(always)]
 unsafe fn int<S: Simd, H: Bits>(rounds: usize) -> usize {
-    const M: usize = 12;
+    // SAFETY: the caller's.
+    unsafe { int_tiles::<S, H, 12, 1>(rounds) }
+}
+
+/// Blocks of 32 columns, whose sums leave the tiles each time.
+///
+/// # Safety
+/// The machine has `S`'s instructions.
+#[inline(always)]
+unsafe fn tiled<S: Simd>(rounds: usize) -> usize {
+    // SAFETY: the caller's.
+    unsafe {
+        S::begin();
+        let count = int_tiles::<S, Of<8>, 8, 2>(rounds);
+        S::end();
+        count
+    }
+}
+
+/// # Safety
+/// The machine has `S`'s instructions.
+#[inline(always)]
+unsafe fn int_tiles<S: Simd, H: Bits, const M: usize, const J: usize>(rounds: usize) -> usize {
     let x = [3i8; 32];
     // SAFETY: x has a block's numbers.
     unsafe {
-        let weights = black_box([1u8; 64]);
-        let held = Registers::<S, H>(S::load_bytes(weights.as_ptr()), std::marker::PhantomData);
-        let mut sums = [S::splat_i32(0); M];
+        let weights = black_box([1u8; 128]);
+        let held = Held::<S, H> {
+            bytes: S::load_bytes(weights.as_ptr()),
+            steps: weights.as_ptr(),
+            bits: PhantomData,
+        };
+        let zeros = [S::splat_i32(0); M];
+        let mut sums = [[S::splat_i32(0); J]; M];
         for _ in 0..rounds {
             // All the same, which the compiler must not know.
             let rows = std::array::from_fn(|_| black_box(x.as_ptr()));
-            let dots = S::dots::<_, STEPS, M, 1>(&held, 0, &rows);
+            let dots = S::dots::<_, STEPS, M, J>(&held, 0, &rows, zeros);
             for m in 0..M {
-                sums[m] = S::add_i32(sums[m], dots[m][0]);
+                for j in 0..J {
+                    sums[m][j] = S::add_i32(sums[m][j], dots[m][j]);
+                }
             }
         }
         black_box(sums);
     }
-    rounds * M * S::LANES * 32
+    rounds * M * J * S::LANES * 32
 }
 
 /// # Safety

@@ -1,10 +1,15 @@
-//! Few (query, head) pairs against many keys: decoding. Lanes are head dimensions; each key is read once for all pairs.
+//! Few (query, head) pairs against many keys: decoding. Each key is read once for all pairs. Scores have keys in their
+//! lanes (squares of keys are transposed in registers), so that dimensions are added up one after the other, as in wide.rs;
+//! outputs have dimensions.
 
-use crate::attention::Call;
+use std::ops::Range;
+
+use crate::attention::{Call, first_lane};
 use crate::element::Element;
 use crate::plan::Item;
 use crate::scratch::{CHUNK, Scratch};
-use crate::simd::{Simd, prefetch};
+use crate::segment::{self, Seen, chunks, segments};
+use crate::simd::{GROUP, Simd, prefetch};
 
 /// Pairs that fit in registers; with more, lanes of queries (wide.rs) do better.
 pub const MAX_PAIRS: usize = 8;
@@ -17,7 +22,9 @@ struct Work<'a, E> {
     out: *mut f32,
     /// `[pairs, CHUNK]`, scores and then weights.
     score: *mut f32,
+    /// Keys of the chunk's positions from its multiple of `CHUNK` on; the first `skipped` are not the item's.
     keys: &'a [*const E],
+    skipped: usize,
     /// Those of the next chunk: pages lie anywhere in memory, where no hardware prefetcher finds them.
     next: &'a [*const E],
     value_offset: usize,
@@ -54,77 +61,164 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
     scratch: &mut Scratch,
 ) {
     let dim = call.args.head_dim;
-    let mut next = [std::ptr::null::<E>(); CHUNK];
-    let (mut greatest, mut sum) = ([f32::MIN; M], [0.0; M]);
     let (query, out) = (scratch.query.take(M * dim), scratch.out.take(M * dim));
+    let total = scratch.total.take(M * dim);
     let score = scratch.score.take(M * CHUNK);
+    let mut totals = [const { None::<Seen<S>> }; M];
     // SAFETY: buffers are as large as their indices; the call's addresses are checked by the plan.
+    unsafe {
+        load_queries::<S, M>(call, item, query);
+        for positions in segments(item.low, item.high) {
+            let is_last = positions.end == item.high;
+            let seen = segment::<S, E, M>(call, item, positions, (query, out, score));
+            for m in 0..M {
+                let (out, total) = (out.add(m * dim), total.add(m * dim));
+                let Some(before) = &mut totals[m] else {
+                    totals[m] = Some(seen[m]);
+                    if is_last {
+                        finish::<S>(call, item, m, out, seen[m]);
+                    } else {
+                        total.copy_from_nonoverlapping(out, dim);
+                    }
+                    continue;
+                };
+                let factors = before.absorb(seen[m]);
+                for d in (0..dim).step_by(S::LANES) {
+                    let sum =
+                        segment::add::<S>(S::load(total.add(d)), S::load(out.add(d)), factors);
+                    S::store(total.add(d), sum);
+                }
+                if is_last {
+                    finish::<S>(call, item, m, total, *before);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As `Call::finish`, of the item's pair `m`.
+#[inline(always)]
+unsafe fn finish<S: Simd>(call: &Call<'_>, item: &Item, m: usize, out: *const f32, seen: Seen<S>) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (greatest, sum) = (first_lane::<S>(seen.greatest), first_lane::<S>(seen.sum));
+        call.finish::<S>(item, item.first + m, out, greatest, sum);
+    }
+}
+
+/// # Safety
+/// As `run_pairs`; `query` has M * `head_dim` floats.
+#[inline(always)]
+unsafe fn load_queries<S: Simd, const M: usize>(call: &Call<'_>, item: &Item, query: *mut f32) {
+    let dim = call.args.head_dim;
+    // SAFETY: LANES divides dim.
     unsafe {
         for m in 0..M {
             for d in (0..dim).step_by(S::LANES) {
                 let q = call.query_vector::<S>(item, item.first + m, d);
-                let q = S::mul(q, S::splat(call.q_scale));
-                S::store(query.add(m * dim + d), q);
-                S::store(out.add(m * dim + d), S::splat(0.0));
+                S::store(query.add(m * dim + d), S::mul(q, S::splat(call.q_scale)));
             }
         }
-        call.keys(item, item.low, &mut next[..CHUNK.min(item.high - item.low)]);
-        for low in (item.low..item.high).step_by(CHUNK) {
-            let count = CHUNK.min(item.high - low);
-            let next_count = CHUNK.min(item.high - low - count);
-            let keys = next;
-            call.keys(item, low + count, &mut next[..next_count]);
+    }
+}
+
+/// Softmax and outputs of a segment's keys; all lanes of what is seen are equal.
+///
+/// # Safety
+/// As `run_pairs`; positions are the item's, buffers those of `Work`.
+#[inline(always)]
+unsafe fn segment<S: Simd, E: Element, const M: usize>(
+    call: &Call<'_>,
+    item: &Item,
+    positions: Range<usize>,
+    (query, out, score): (*mut f32, *mut f32, *mut f32),
+) -> [Seen<S>; M] {
+    let dim = call.args.head_dim;
+    let mut next = [std::ptr::null::<E>(); CHUNK];
+    // SAFETY: the caller's; a chunk has at most CHUNK keys.
+    unsafe {
+        let mut seen = [Seen::<S>::nothing(); M];
+        for d in (0..M * dim).step_by(S::LANES) {
+            S::store(out.add(d), S::splat(0.0));
+        }
+        let mut next_skipped = positions.start % CHUNK;
+        let mut next_end = positions.end.min(positions.start - next_skipped + CHUNK);
+        let mut next_count = next_end - positions.start + next_skipped;
+        call.keys(item, positions.start, &mut next[next_skipped..next_count]);
+        for chunk in chunks(positions.clone()) {
+            let (keys, skipped, count) = (next, next_skipped, next_count);
+            next_end = positions.end.min(chunk.end + CHUNK);
+            (next_skipped, next_count) = (0, next_end - chunk.end);
+            call.keys(item, chunk.end, &mut next[..next_count]);
             let work = Work {
                 query,
                 out,
                 score,
                 keys: &keys[..count],
+                skipped,
                 next: &next[..next_count],
                 value_offset: call.value_offset::<E>(),
                 dim,
             };
             scores::<S, E, M>(&work);
-            mask::<M>(call, item, low, count, score);
-            let rescale = softmax::<S, M>(score, call.cap, &mut greatest, &mut sum);
+            mask::<M>(call, item, chunk.start - skipped, count, score);
+            let rescale = softmax::<S, M>(score, call.cap, &mut seen);
             values::<S, E, M>(&work, rescale);
         }
-        for m in 0..M {
-            call.finish::<S>(item, item.first + m, out.add(m * dim), greatest[m], sum[m]);
-        }
+        seen
     }
 }
 
-/// Fill `score` with q . k.
+/// Fill `score` with q . k, of whole vectors of keys.
 ///
 /// # Safety
 /// As `run_pairs`.
 #[inline(always)]
 unsafe fn scores<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>) {
-    // SAFETY: keys are valid for dim elements, LANES divides dim.
+    let (first, last) = (work.skipped, work.keys.len() - 1);
+    // SAFETY: keys are valid for dim elements, LANES divides dim and CHUNK.
     unsafe {
-        for (j, &key) in work.keys.iter().enumerate() {
-            if let Some(&next) = work.next.get(j) {
-                prefetch(next, E::row_len(work.dim));
-                prefetch(next.wrapping_add(work.value_offset), E::row_len(work.dim));
+        for j in (0..=last).step_by(S::LANES) {
+            let mut keys = [std::ptr::null::<E>(); GROUP];
+            for lane in 0..S::LANES {
+                keys[lane] = work.keys[(j + lane).clamp(first, last)];
+                if let Some(&next) = work.next.get(j + lane) {
+                    prefetch(next, E::row_len(work.dim));
+                    prefetch(next.wrapping_add(work.value_offset), E::row_len(work.dim));
+                }
             }
             let mut acc = [S::splat(0.0); M];
-            let mut d = 0;
-            while d < work.dim {
-                let k = E::load::<S>(key.add(d));
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    *acc = S::fma(S::load(work.query.add(m * work.dim + d)), k, *acc);
+            for d in (0..work.dim).step_by(S::LANES) {
+                let mut square = [S::splat(0.0); GROUP];
+                for lane in 0..S::LANES {
+                    square[lane] = E::load::<S>(keys[lane].add(d));
                 }
-                d += S::LANES;
+                let square = S::transpose(square);
+                for i in 0..S::LANES {
+                    for (m, acc) in acc.iter_mut().enumerate() {
+                        let q = S::splat(*work.query.add(m * work.dim + d + i));
+                        *acc = S::fma(q, square[i], *acc);
+                    }
+                }
             }
-            let scale = E::scale(key, work.dim);
-            for (m, acc) in acc.into_iter().enumerate() {
-                work.score.add(m * CHUNK + j).write(S::sum(acc) * scale);
+            let mut scales = [1.0; GROUP];
+            if E::IS_SCALED {
+                for lane in 0..S::LANES {
+                    scales[lane] = E::scale(keys[lane], work.dim);
+                }
+            }
+            for (m, mut acc) in acc.into_iter().enumerate() {
+                if E::IS_SCALED {
+                    acc = S::mul(acc, S::load(scales.as_ptr()));
+                }
+                S::store(work.score.add(m * CHUNK + j), acc);
             }
         }
     }
 }
 
-/// Set scores that a query may not see, and those past the chunk's keys, to -inf.
+/// Set scores that a query may not see, and those past the chunk's keys, to -inf. `low` is the position of the first.
 ///
 /// # Safety
 /// `score` has M * CHUNK floats.
@@ -163,15 +257,14 @@ unsafe fn mask<const M: usize>(
 unsafe fn softmax<S: Simd, const M: usize>(
     score: *mut f32,
     cap: f32,
-    greatest: &mut [f32; M],
-    sum: &mut [f32; M],
-) -> [f32; M] {
-    let mut rescale = [1.0; M];
+    seen: &mut [Seen<S>; M],
+) -> [S::V; M] {
     // SAFETY: LANES divides CHUNK.
     unsafe {
+        let mut rescale = [S::splat(1.0); M];
         for m in 0..M {
             let line = score.add(m * CHUNK);
-            let mut top = S::splat(greatest[m]);
+            let mut top = seen[m].greatest;
             for j in (0..CHUNK).step_by(S::LANES) {
                 let mut x = S::load(line.add(j));
                 if cap > 0.0 {
@@ -182,19 +275,20 @@ unsafe fn softmax<S: Simd, const M: usize>(
                 }
                 top = S::max(top, x);
             }
-            let new = S::greatest(top);
-            rescale[m] = (greatest[m] - new).exp2();
-            greatest[m] = new;
+            let top = S::splat(S::greatest(top));
+            rescale[m] = S::exp2(S::sub(seen[m].greatest, top));
+            seen[m].greatest = top;
             let mut total = S::splat(0.0);
             for j in (0..CHUNK).step_by(S::LANES) {
-                let p = S::exp2(S::sub(S::load(line.add(j)), S::splat(new)));
+                let p = S::exp2(S::sub(S::load(line.add(j)), top));
                 S::store(line.add(j), p);
                 total = S::add(total, p);
             }
-            sum[m] = sum[m] * rescale[m] + S::sum(total);
+            let total = S::splat(S::sum(total));
+            seen[m].sum = S::fma(seen[m].sum, rescale[m], total);
         }
+        rescale
     }
-    rescale
 }
 
 /// out = out * rescale + weights . values.
@@ -202,7 +296,7 @@ unsafe fn softmax<S: Simd, const M: usize>(
 /// # Safety
 /// As `run_pairs`.
 #[inline(always)]
-unsafe fn values<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>, rescale: [f32; M]) {
+unsafe fn values<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>, rescale: [S::V; M]) {
     // SAFETY: as in `scores`; values lie value_offset behind their keys.
     unsafe {
         let mut d = 0;
@@ -224,7 +318,7 @@ unsafe fn values<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>, rescal
 unsafe fn values_at<S: Simd, E: Element, const M: usize, const N: usize>(
     work: &Work<'_, E>,
     d: usize,
-    rescale: &[f32; M],
+    rescale: &[S::V; M],
 ) {
     // SAFETY: the caller's.
     unsafe {
@@ -232,10 +326,10 @@ unsafe fn values_at<S: Simd, E: Element, const M: usize, const N: usize>(
         for m in 0..M {
             for n in 0..N {
                 let old = S::load(work.out.add(m * work.dim + d + n * S::LANES));
-                acc[m][n] = S::mul(old, S::splat(rescale[m]));
+                acc[m][n] = S::mul(old, rescale[m]);
             }
         }
-        for (j, &key) in work.keys.iter().enumerate() {
+        for (j, &key) in work.keys.iter().enumerate().skip(work.skipped) {
             let value = key.add(work.value_offset);
             let mut v = [S::splat(0.0); N];
             for n in 0..N {

@@ -9,9 +9,8 @@ use crate::attention::AttentionArgs;
 use crate::checks::check_sizes;
 use crate::error::KernelError;
 use crate::scratch::MAX_ROWS;
+use crate::segment::segments;
 
-/// A split of a long row has at least this many keys.
-const LEAST_SPLIT: usize = 256;
 /// Work items per thread below which long rows are split.
 const ITEMS_PER_THREAD: usize = 4;
 
@@ -191,36 +190,33 @@ impl Plan {
         Ok(())
     }
 
-    /// With fewer items than keep all threads busy, cut those with many keys.
+    /// With fewer items than keep all threads busy, cut those with many keys into their segments.
     fn split_long(&mut self, args: &AttentionArgs) {
-        let enough = ITEMS_PER_THREAD * args.num_threads;
         let count = self.items.len();
-        if args.num_threads == 1 || count == 0 || count >= enough {
+        if args.num_threads == 1 || count >= ITEMS_PER_THREAD * args.num_threads {
             return;
         }
         for index in 0..count {
             let item = self.items[index];
-            let keys = item.high - item.low;
-            let parts = enough.div_ceil(count).min(keys / LEAST_SPLIT);
-            if parts < 2 {
+            let num_parts = segments(item.low, item.high).count();
+            if num_parts < 2 {
                 continue;
             }
-            let length = keys.div_ceil(parts);
             let split = self.splits.len();
             self.splits.push(Split {
                 partial: self.partials,
-                num_parts: keys.div_ceil(length),
+                num_parts,
             });
-            for low in (item.low..item.high).step_by(length) {
+            for positions in segments(item.low, item.high) {
                 let part = Item {
-                    low,
-                    high: item.high.min(low + length),
+                    low: positions.start,
+                    high: positions.end,
                     split: Some(split),
                     partial: self.partials,
                     ..item
                 };
                 self.partials += item.partial_len(args.head_dim);
-                if low == item.low {
+                if positions.start == item.low {
                     self.items[index] = part;
                 } else {
                     self.items.push(part);

@@ -39,6 +39,8 @@ impl Floats {
 pub struct Scratch {
     pub query: Floats,
     pub out: Floats,
+    /// Of the segments before.
+    pub total: Floats,
     pub score: Floats,
     pub key: Floats,
     pub value: Floats,

@@ -4,11 +4,14 @@
 //! Matrices are transposed: queries [dim, pairs], scores [keys, pairs], output [dim, pairs], with pairs padded to whole
 //! vectors (padded lanes hold zero queries and are never stored).
 
+use std::ops::Range;
+
 use crate::attention::Call;
 use crate::element::Element;
 use crate::plan::Item;
 use crate::scratch::{CHUNK, Scratch};
-use crate::simd::Simd;
+use crate::segment::{self, Seen, chunks, segments};
+use crate::simd::{GROUP, Simd};
 
 /// Keys (or dimensions) that the product kernels handle at once.
 const STEP: usize = 4;
@@ -21,8 +24,11 @@ struct Work {
     out: *mut f32,
     /// `[CHUNK, stride]`, scores and then weights.
     score: *mut f32,
-    /// `[4, stride]`: greatest score, sum of weights, what older output is multiplied by, position relative to the row's.
+    /// `[6, stride]`: greatest score and sum of weights of the segment, what older output is multiplied by, position
+    /// relative to the row's; greatest score and sum of the segments before.
     state: *mut f32,
+    /// `[dim, stride]`, of the segments before.
+    total: *mut f32,
     /// Pairs, padded.
     stride: usize,
     dim: usize,
@@ -48,7 +54,29 @@ impl Work {
         // SAFETY: i < stride.
         unsafe { self.state.add(3 * self.stride + i) }
     }
+
+    unsafe fn total_greatest(&self, i: usize) -> *mut f32 {
+        // SAFETY: i < stride.
+        unsafe { self.state.add(4 * self.stride + i) }
+    }
+
+    unsafe fn total_sum(&self, i: usize) -> *mut f32 {
+        // SAFETY: i < stride.
+        unsafe { self.state.add(5 * self.stride + i) }
+    }
 }
+
+/// A key as f32, and what its scores are multiplied by.
+#[derive(Clone, Copy)]
+struct Key {
+    numbers: *const f32,
+    scale: f32,
+}
+
+const NO_KEY: Key = Key {
+    numbers: std::ptr::null(),
+    scale: 1.0,
+};
 
 /// Attention of one item.
 ///
@@ -62,45 +90,50 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
         query: scratch.query.take(dim * stride),
         out: scratch.out.take(dim * stride),
         score: scratch.score.take(CHUNK * stride),
-        state: scratch.state.take(4 * stride),
+        state: scratch.state.take(6 * stride),
+        total: scratch.total.take(dim * stride),
         stride,
         dim,
     };
     let copies = if E::IS_F32 { 0 } else { CHUNK * dim };
     let copy = (scratch.key.take(copies), scratch.value.take(copies));
     let line = scratch.line.take(dim);
-    let (mut keys, mut values) = (
-        [std::ptr::null::<f32>(); CHUNK],
-        [std::ptr::null::<f32>(); CHUNK],
-    );
+    let (mut keys, mut values) = ([NO_KEY; CHUNK], [std::ptr::null::<f32>(); CHUNK]);
     // SAFETY: buffers are as large as their indices; the call's addresses are checked by the plan.
     unsafe {
         load_queries(call, item, &work);
-        for low in (item.low..item.high).step_by(CHUNK) {
-            let count = CHUNK.min(item.high - low);
-            chunk::<S, E>(
-                call,
-                item,
-                low,
-                &mut keys[..count],
-                &mut values[..count],
-                copy,
-            );
-            scores::<S>(&work, &mut keys, count);
-            let hidden = Hidden::find(call, item, low, count);
-            softmax::<S>(&work, call, count, &hidden);
-            weigh::<S>(&work, &values[..count]);
+        for positions in segments(item.low, item.high) {
+            let is_first = positions.start == item.low;
+            reset::<S>(&work);
+            for chunk in chunks(positions) {
+                let skipped = chunk.start % CHUNK;
+                let (low, count) = (chunk.start - skipped, chunk.len() + skipped);
+                load_chunk::<S, E>(
+                    call,
+                    item,
+                    chunk,
+                    &mut keys[..count],
+                    &mut values[..count],
+                    copy,
+                );
+                scores::<S, E>(&work, &mut keys, count);
+                let hidden = Hidden::find(call, item, low, count, skipped);
+                softmax::<S>(&work, call, count, &hidden);
+                weigh::<S>(&work, &values[..count]);
+            }
+            absorb::<S>(&work, is_first);
         }
         for i in 0..pairs {
             for d in 0..dim {
-                line.add(d).write(*work.out.add(d * stride + i));
+                line.add(d).write(*work.total.add(d * stride + i));
             }
-            call.finish::<S>(item, item.first + i, line, *work.greatest(i), *work.sum(i));
+            let (greatest, sum) = (*work.total_greatest(i), *work.total_sum(i));
+            call.finish::<S>(item, item.first + i, line, greatest, sum);
         }
     }
 }
 
-/// Transpose and scale the queries; reset the state.
+/// Transpose and scale the queries.
 ///
 /// # Safety
 /// As `run`.
@@ -117,46 +150,104 @@ unsafe fn load_queries(call: &Call<'_>, item: &Item, work: &Work) {
                     0.0
                 };
                 work.query.add(d * work.stride + i).write(q);
-                work.out.add(d * work.stride + i).write(0.0);
             }
-            work.greatest(i).write(f32::MIN);
-            work.sum(i).write(0.0);
             work.place(i).write((pair / call.group) as f32);
         }
     }
 }
 
-/// Addresses of a chunk's keys and values as f32: in place if they are, else widened into `copy`.
+/// Begin a segment.
 ///
 /// # Safety
-/// As `run`; `copy` has room for the chunk.
+/// As `run`.
 #[inline(always)]
-unsafe fn chunk<S: Simd, E: Element>(
-    call: &Call<'_>,
-    item: &Item,
-    low: usize,
-    keys: &mut [*const f32],
-    values: &mut [*const f32],
-    copy: (*mut f32, *mut f32),
-) {
-    let (dim, offset) = (call.args.head_dim, call.value_offset::<E>());
-    let mut stored = [std::ptr::null::<E>(); CHUNK];
-    // SAFETY: positions are the item's; widened rows are dim apart.
+unsafe fn reset<S: Simd>(work: &Work) {
+    // SAFETY: LANES divides stride.
     unsafe {
-        call.keys(item, low, &mut stored[..keys.len()]);
-        for (j, &key) in stored[..keys.len()].iter().enumerate() {
-            if E::IS_F32 {
-                keys[j] = key.cast();
-                values[j] = key.add(offset).cast();
-            } else {
-                keys[j] = widen::<S, E>(key, copy.0.add(j * dim), dim);
-                values[j] = widen::<S, E>(key.add(offset), copy.1.add(j * dim), dim);
-            }
+        for i in (0..work.dim * work.stride).step_by(S::LANES) {
+            S::store(work.out.add(i), S::splat(0.0));
+        }
+        let nothing = Seen::<S>::nothing();
+        for i in (0..work.stride).step_by(S::LANES) {
+            S::store(work.greatest(i), nothing.greatest);
+            S::store(work.sum(i), nothing.sum);
         }
     }
 }
 
-/// A row as f32.
+/// End a segment: its results become those of all so far, or are added to them.
+///
+/// # Safety
+/// As `run`.
+#[inline(always)]
+unsafe fn absorb<S: Simd>(work: &Work, is_first: bool) {
+    // SAFETY: LANES divides stride.
+    unsafe {
+        for i in (0..work.stride).step_by(S::LANES) {
+            let next = Seen::<S> {
+                greatest: S::load(work.greatest(i)),
+                sum: S::load(work.sum(i)),
+            };
+            let mut total = next;
+            let at = |d: usize| d * work.stride + i;
+            if is_first {
+                for d in 0..work.dim {
+                    S::store(work.total.add(at(d)), S::load(work.out.add(at(d))));
+                }
+            } else {
+                total.greatest = S::load(work.total_greatest(i));
+                total.sum = S::load(work.total_sum(i));
+                let factors = total.absorb(next);
+                for d in 0..work.dim {
+                    let (total, out) = (work.total.add(at(d)), S::load(work.out.add(at(d))));
+                    S::store(total, segment::add::<S>(S::load(total), out, factors));
+                }
+            }
+            S::store(work.total_greatest(i), total.greatest);
+            S::store(work.total_sum(i), total.sum);
+        }
+    }
+}
+
+/// Addresses of a chunk's keys and values as f32: in place if they are, else widened into `copy`. They begin at the
+/// chunk's multiple of `CHUNK`; where the item has no key, its first stands in. Scales of keys are left to `scores`.
+///
+/// # Safety
+/// As `run`; `copy` has room for the chunk.
+#[inline(always)]
+unsafe fn load_chunk<S: Simd, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    chunk: Range<usize>,
+    keys: &mut [Key],
+    values: &mut [*const f32],
+    copy: (*mut f32, *mut f32),
+) {
+    let (dim, offset) = (call.args.head_dim, call.value_offset::<E>());
+    let skipped = keys.len() - chunk.len();
+    let mut stored = [std::ptr::null::<E>(); CHUNK];
+    // SAFETY: positions are the item's; widened rows are dim apart.
+    unsafe {
+        call.keys(item, chunk.start, &mut stored[skipped..keys.len()]);
+        for j in skipped..keys.len() {
+            let (key, value) = (stored[j], stored[j].add(offset));
+            keys[j].scale = E::scale(key, dim);
+            if E::IS_F32 {
+                keys[j].numbers = key.cast();
+                values[j] = value.cast();
+            } else {
+                keys[j].numbers = widen::<S, E>(key, copy.0.add(j * dim), dim, 1.0);
+                let scale = E::scale(value, dim);
+                values[j] = widen::<S, E>(value, copy.1.add(j * dim), dim, scale);
+            }
+        }
+        for j in 0..skipped {
+            (keys[j], values[j]) = (keys[skipped], values[skipped]);
+        }
+    }
+}
+
+/// A row as f32, scaled.
 ///
 /// # Safety
 /// `source` is a row of `count` numbers, for which `target` has room.
@@ -165,11 +256,11 @@ unsafe fn widen<S: Simd, E: Element>(
     source: *const E,
     target: *mut f32,
     count: usize,
+    scale: f32,
 ) -> *const f32 {
     let mut d = 0;
     // SAFETY: d stays below count.
     unsafe {
-        let scale = E::scale(source, count);
         while d + S::LANES <= count {
             let mut wide = E::load::<S>(source.add(d));
             if E::IS_SCALED {
@@ -191,7 +282,7 @@ unsafe fn widen<S: Simd, E: Element>(
 /// # Safety
 /// As `run`; the first `count` keys are set (this sets the rest of the last step to repeats).
 #[inline(always)]
-unsafe fn scores<S: Simd>(work: &Work, keys: &mut [*const f32; CHUNK], count: usize) {
+unsafe fn scores<S: Simd, E: Element>(work: &Work, keys: &mut [Key; CHUNK], count: usize) {
     let padded = count.next_multiple_of(STEP);
     for j in count..padded {
         keys[j] = keys[count - 1];
@@ -199,15 +290,17 @@ unsafe fn scores<S: Simd>(work: &Work, keys: &mut [*const f32; CHUNK], count: us
     // SAFETY: padded <= CHUNK because STEP divides it.
     unsafe {
         for j in (0..padded).step_by(STEP) {
-            let rows: [*const f32; STEP] = std::array::from_fn(|n| keys[j + n]);
+            let rows: [Key; STEP] = std::array::from_fn(|n| keys[j + n]);
             let target = work.score.add(j * work.stride);
             let mut i = 0;
             while i < work.stride {
                 i += match (work.stride - i) / S::LANES {
-                    left if left >= S::TILE && S::TILE == 4 => dots::<S, 4>(work, &rows, target, i),
-                    3 if S::TILE == 4 => dots::<S, 3>(work, &rows, target, i),
-                    left if left >= 2 && S::TILE >= 2 => dots::<S, 2>(work, &rows, target, i),
-                    _ => dots::<S, 1>(work, &rows, target, i),
+                    left if left >= S::TILE && S::TILE == 4 => {
+                        dots::<S, E, 4>(work, &rows, target, i)
+                    }
+                    3 if S::TILE == 4 => dots::<S, E, 3>(work, &rows, target, i),
+                    left if left >= 2 && S::TILE >= 2 => dots::<S, E, 2>(work, &rows, target, i),
+                    _ => dots::<S, E, 1>(work, &rows, target, i),
                 };
             }
         }
@@ -219,9 +312,9 @@ unsafe fn scores<S: Simd>(work: &Work, keys: &mut [*const f32; CHUNK], count: us
 /// # Safety
 /// As `scores`.
 #[inline(always)]
-unsafe fn dots<S: Simd, const W: usize>(
+unsafe fn dots<S: Simd, E: Element, const W: usize>(
     work: &Work,
-    keys: &[*const f32; STEP],
+    keys: &[Key; STEP],
     target: *mut f32,
     i: usize,
 ) -> usize {
@@ -235,7 +328,7 @@ unsafe fn dots<S: Simd, const W: usize>(
                 *q = S::load(line.add(w * S::LANES));
             }
             for n in 0..STEP {
-                let k = S::splat(*keys[n].add(d));
+                let k = S::splat(*keys[n].numbers.add(d));
                 for w in 0..W {
                     acc[n][w] = S::fma(k, q[w], acc[n][w]);
                 }
@@ -243,6 +336,9 @@ unsafe fn dots<S: Simd, const W: usize>(
         }
         for n in 0..STEP {
             for w in 0..W {
+                if E::IS_SCALED {
+                    acc[n][w] = S::mul(acc[n][w], S::splat(keys[n].scale));
+                }
                 S::store(target.add(n * work.stride + i + w * S::LANES), acc[n][w]);
             }
         }
@@ -253,7 +349,7 @@ unsafe fn dots<S: Simd, const W: usize>(
 /// Which scores of a chunk some query may not see.
 struct Hidden {
     any: bool,
-    /// Position of the chunk's first key, relative to the row's first query.
+    /// Position of the chunk's first place, relative to the row's first query.
     first: f32,
     /// `window`, or infinity.
     window: f32,
@@ -261,7 +357,7 @@ struct Hidden {
 
 impl Hidden {
     #[inline(always)]
-    fn find(call: &Call<'_>, item: &Item, low: usize, count: usize) -> Hidden {
+    fn find(call: &Call<'_>, item: &Item, low: usize, count: usize, skipped: usize) -> Hidden {
         let row = call.row(item);
         let (oldest, newest) = (
             row.position + item.first / call.group,
@@ -269,7 +365,7 @@ impl Hidden {
         );
         let window = call.args.window;
         Hidden {
-            any: low + count - 1 > oldest || (window > 0 && newest >= low + window),
+            any: skipped > 0 || low + count - 1 > oldest || (window > 0 && newest >= low + window),
             first: (low as i64 - row.position as i64) as f32,
             window: if window > 0 {
                 window as f32
@@ -310,18 +406,39 @@ unsafe fn softmax<S: Simd>(work: &Work, call: &Call<'_>, count: usize, hidden: &
                 }
                 top = S::max(top, x);
             }
-            let mut total = S::splat(0.0);
-            for j in 0..count {
-                let at = work.score.add(j * stride + i);
-                let p = S::exp2(S::sub(S::load(at), top));
-                S::store(at, p);
-                total = S::add(total, p);
-            }
+            let total = weights::<S>(work.score.add(i), stride, count, top);
             let rescale = S::exp2(S::sub(old, top));
             S::store(work.greatest(i), top);
             S::store(work.rescale(i), rescale);
             S::store(work.sum(i), S::fma(S::load(work.sum(i)), rescale, total));
         }
+    }
+}
+
+/// Turn `count` scores, `stride` apart, into weights; their sum, in the order in which narrow.rs has it: as many sums as
+/// a vector has lanes, whose halves are added until one is left.
+///
+/// # Safety
+/// As `softmax`.
+#[inline(always)]
+unsafe fn weights<S: Simd>(score: *mut f32, stride: usize, count: usize, top: S::V) -> S::V {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut sums = [S::splat(0.0); GROUP];
+        for j in 0..count {
+            let at = score.add(j * stride);
+            let p = S::exp2(S::sub(S::load(at), top));
+            S::store(at, p);
+            sums[j % S::LANES] = S::add(sums[j % S::LANES], p);
+        }
+        let mut half = S::LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                sums[i] = S::add(sums[i], sums[i + half]);
+            }
+            half /= 2;
+        }
+        sums[0]
     }
 }
 

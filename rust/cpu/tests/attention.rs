@@ -129,19 +129,40 @@ fn a_long_row_is_split_and_merged() {
     }
 }
 
-#[test]
-fn the_number_of_threads_changes_nothing_without_splits() {
-    let outputs: Vec<_> = [1, 2, 7]
-        .map(|num_threads| {
-            Case::new(Shape {
-                num_threads,
-                ..plain(vec![(1, 200), (40, 200), (3, 3)])
-            })
-            .run(Isa::best())
-        })
-        .into();
-    assert_eq!(outputs[0], outputs[1]);
-    assert_eq!(outputs[0], outputs[2]);
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    /// A query's output does not depend on what else is computed with it, nor by how many threads.
+    #[test]
+    fn a_query_gets_the_same_bits_in_every_batch(
+        shape in shape(), earlier in 0..1500usize, size in 1..80usize, threads in 1..9usize,
+    ) {
+        let mut shape = shape;
+        shape.rows[0].1 += earlier;
+        let case = Case::new(shape);
+        for &isa in Isa::available() {
+            let whole = case.run(isa).unwrap();
+            for row in 0..case.shape.rows.len() {
+                let queries = case.shape.rows[row].0;
+                let (start, width) = case.outputs(row, 0);
+                for query in [0, queries / 2, queries - 1] {
+                    let alone = case.run_parts(isa, &[(row, query, 1)], threads);
+                    let wanted = &whole[start + query * width..][..width];
+                    prop_assert!(alone == wanted, "{isa:?}: query {query} of row {row} alone");
+                }
+                // The row in pieces, each beside a piece of another row.
+                for first in (0..queries).step_by(size) {
+                    let piece = (row, first, size.min(queries - first));
+                    let other = ((row + 1) % case.shape.rows.len(), 0, 1);
+                    let parts = if other.0 == row { vec![piece] } else { vec![other, piece] };
+                    let found = case.run_parts(isa, &parts, threads);
+                    let wanted = &whole[start + first * width..][..piece.2 * width];
+                    let found = &found[found.len() - wanted.len()..];
+                    prop_assert!(found == wanted, "{isa:?}: queries from {first} on of row {row}, {size} at a time");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -137,6 +137,59 @@ proptest! {
     }
 }
 
+/// Some of many rows as a product of their own: the same bits.
+fn part_of(
+    case: &Case,
+    matrix: &Matrix,
+    x: &[f32],
+    first: usize,
+    rows: usize,
+    threads: usize,
+) -> Vec<f32> {
+    let (n, k) = (case.n, case.k);
+    let x = &x[first * k..][..rows * k];
+    let mut out = vec![0.5; rows * n];
+    let mut quantized = Activations::new(rows, k).with_isa(case.isa);
+    quantized.fill(x);
+    let input = Input {
+        x,
+        rows,
+        quantized: Some(&quantized),
+    };
+    let output = Output {
+        add: case.add,
+        ..Output::dense(Shared::new(&mut out), n)
+    };
+    // SAFETY: each thread writes its own part.
+    ThreadPool::new(threads).run(&|team| unsafe { matrix.multiply(team, &input, &output) });
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn a_row_gets_the_same_bits_in_every_batch(
+        case in case(), rows in 2..70usize, blocks in 1..9usize, first in any::<prop::sample::Index>(), size in 2..20usize,
+    ) {
+        let block = case.format.block().0;
+        // Several pieces of columns.
+        let k = if block == 1 { case.k + 300 * blocks } else { block * blocks.max(2600 / block * blocks / 8) };
+        let case = Case { k, ..case };
+        let mut numbers = Numbers(case.seed);
+        let weight = bytes(case.format, case.n, k, &mut numbers);
+        let matrix = Matrix::pack(case.format, &weight, case.n, k).unwrap().with_isa(case.isa);
+        let x: Vec<f32> = (0..rows * k).map(|_| numbers.float()).collect();
+        let all = part_of(&case, &matrix, &x, 0, rows, case.threads);
+        let first = first.index(rows);
+        for size in [1, size.min(rows - first)] {
+            let part = part_of(&case, &matrix, &x, first, size, 1);
+            let same = part.iter().zip(&all[first * case.n..]).all(|(a, b)| a.to_bits() == b.to_bits());
+            prop_assert!(same, "{size} of {rows} rows");
+        }
+    }
+}
+
 #[test]
 fn what_is_not_finite_reaches_every_output_of_its_row_only() {
     for format in Format::ALL {

@@ -1,9 +1,10 @@
 //! Where a packed block keeps the numbers of 16 rows by 32 columns.
 //!
 //! Column c is step c / 4; a step's byte of row r and column c lies at 4 r + c % 4 of a vector of 64 bytes, so that the
-//! vector is what byte products of four columns (maddubs, dpbusd) take. 8-bit numbers: 8 vectors, one a step. Fewer bits:
-//! 4 vectors, step s in the low and step s + 4 in the high nibbles of vector s; then, for 5 bits, one vector whose bit s
-//! is that of step s, or, for 6 bits, two vectors (steps 0 to 3, 4 to 7) with two bits a step.
+//! vector is what byte products of four columns (maddubs, dpbusd) take. 8-bit numbers: 8 vectors, one a step. 4 bits: 4
+//! vectors, step s in the low and step s + 4 in the high nibbles of vector s. 5 and 6 bits: a vector has a step's numbers
+//! in its low bits, and above them some bits of a step that has no vector of its own, so that most steps take one
+//! operation (`PIECES`).
 
 use super::super::matrix::format::{Format, GROUP};
 
@@ -19,6 +20,59 @@ pub const fn bits(format: Format) -> usize {
 
 /// The low nibbles of four bytes.
 const LOW: u32 = 0x0f0f_0f0f;
+
+/// Bits of a step that lie above those of another: `count` bits from `from` on, at `at` of the vector.
+pub struct Piece {
+    pub step: usize,
+    pub vector: usize,
+    pub from: usize,
+    pub count: usize,
+    pub at: usize,
+}
+
+const fn piece(step: usize, vector: usize, from: usize, count: usize, at: usize) -> Piece {
+    Piece {
+        step,
+        vector,
+        from,
+        count,
+        at,
+    }
+}
+
+/// 5 bits: vectors 0 to 4 are steps 0 to 4.
+const FIVE: [Piece; 7] = [
+    piece(5, 0, 0, 3, 5),
+    piece(5, 1, 3, 2, 6),
+    piece(6, 2, 0, 3, 5),
+    piece(6, 1, 3, 1, 5),
+    piece(6, 3, 4, 1, 5),
+    piece(7, 4, 0, 3, 5),
+    piece(7, 3, 3, 2, 6),
+];
+/// 6 bits: vectors 0 to 2 are steps 0 to 2, vectors 3 to 5 steps 4 to 6.
+const SIX: [Piece; 6] = [
+    piece(3, 0, 0, 2, 6),
+    piece(3, 1, 2, 2, 6),
+    piece(3, 2, 4, 2, 6),
+    piece(7, 3, 0, 2, 6),
+    piece(7, 4, 2, 2, 6),
+    piece(7, 5, 4, 2, 6),
+];
+
+/// Of 5- or 6-bit numbers.
+const fn pieces(bits: usize) -> &'static [Piece] {
+    if bits == 5 { &FIVE } else { &SIX }
+}
+
+/// The vector whose low bits a step's numbers are, if there is one.
+pub const fn own_vector(bits: usize, step: usize) -> Option<usize> {
+    match (bits, step) {
+        (5, 0..=4) | (6, 0..=2) => Some(step),
+        (6, 4..=6) => Some(step - 1),
+        _ => None,
+    }
+}
 
 /// Bytes of a packed block.
 pub const fn block_bytes(bits: usize) -> usize {
@@ -39,36 +93,43 @@ pub fn put(bits: usize, block: &mut [u8], lane: usize, codes: &[u8]) {
         (0..8).for_each(|s| write(s, step(s)));
         return;
     }
-    (0..4).for_each(|s| write(s, step(s) & LOW | (step(s + 4) & LOW) << 4));
-    match bits {
-        5 => write(
-            4,
-            (0..8).fold(0, |plane, s| plane | (step(s) >> 4 & LOW) << s),
-        ),
-        6 => (0..2).for_each(|half| {
-            let plane = (0..4).fold(0, |plane, s| {
-                plane | (step(4 * half + s) >> 4 & LOW) << (2 * s)
-            });
-            write(4 + half, plane);
-        }),
-        _ => (),
+    if bits == 4 {
+        (0..4).for_each(|s| write(s, step(s) & LOW | (step(s + 4) & LOW) << 4));
+        return;
     }
+    let each = |mask: usize| u32::from_ne_bytes([mask as u8; 4]);
+    let mut vectors = [0; 6];
+    for s in 0..8 {
+        if let Some(vector) = own_vector(bits, s) {
+            vectors[vector] |= step(s) & each((1 << bits) - 1);
+        }
+    }
+    for piece in pieces(bits) {
+        let some = step(piece.step) >> piece.from & each((1 << piece.count) - 1);
+        vectors[piece.vector] |= some << piece.at;
+    }
+    (0..bits).for_each(|vector| write(vector, vectors[vector]));
 }
 
 /// The numbers of row `lane` of the group.
 pub fn get(bits: usize, block: &[u8], lane: usize) -> [u8; 32] {
     std::array::from_fn(|column| {
         let (step, byte) = (column / 4, lane * 4 + column % 4);
-        if bits == 8 {
-            return block[step * 64 + byte];
+        match bits {
+            8 => return block[step * 64 + byte],
+            4 => return block[step % 4 * 64 + byte] >> (step / 4 * 4) & 15,
+            _ => (),
         }
-        let low = block[step % 4 * 64 + byte] >> (step / 4 * 4) & 15;
-        let high = match bits {
-            5 => block[256 + byte] >> step & 1,
-            6 => block[256 + step / 4 * 64 + byte] >> (step % 4 * 2) & 3,
-            _ => 0,
-        };
-        low | high << 4
+        if let Some(vector) = own_vector(bits, step) {
+            return block[vector * 64 + byte] & ((1 << bits) - 1);
+        }
+        pieces(bits)
+            .iter()
+            .filter(|piece| piece.step == step)
+            .fold(0, |number, piece| {
+                let some = block[piece.vector * 64 + byte] >> piece.at & ((1 << piece.count) - 1);
+                number | some << piece.from
+            })
     })
 }
 

@@ -1,7 +1,7 @@
 //! Where the packed form keeps scales and minima: per group, in the order in which the kernels read them.
 //!
 //! `Int8`: f32 `[16]`. `Q8_0`, `Q4_0`: f16 `[blocks][16]`. `Q4_1`: f16 `[blocks][2 (scale, minimum)][16]`. `Q4_K`, `Q5_K`, per 256
-//! columns: f16 `[2 (d, dmin)][16]`, u8 `[8 blocks][2 (scale, minimum)][16]`. `Q6_K`, per 256: f16 d `[16]`, i8 `[16 half
+//! columns: f16 `[2 (d, -dmin)][16]`, u8 `[8 blocks][2 (scale, minimum)][16]`. `Q6_K`, per 256: f16 d `[16]`, i8 `[16 half
 //! blocks][16]`.
 
 use super::gguf::k_scale;
@@ -24,7 +24,7 @@ pub fn put(format: Format, plane: &mut [u8], lane: usize, index: usize, block: &
         }
         Format::Q4K | Format::Q5K => {
             half(index * 320, block);
-            half(index * 320 + HALVES, &block[2..]);
+            half(index * 320 + HALVES, &[block[2], block[3] ^ 0x80]);
             for i in 0..8 {
                 let (scale, minimum) = k_scale(&block[4..16], i);
                 let at = index * 320 + 2 * HALVES + i * 2 * GROUP + lane;
@@ -60,7 +60,7 @@ pub fn get(format: Format, plane: &[u8], lane: usize, block: usize, half: usize)
             let start = block / 8 * 320;
             let at = start + 2 * HALVES + block % 8 * 2 * GROUP + lane;
             let (scale, minimum) = (f32::from(plane[at]), f32::from(plane[at + GROUP]));
-            (f16(start) * scale, -(f16(start + HALVES) * minimum))
+            (f16(start) * scale, f16(start + HALVES) * minimum)
         }
         Format::Q6K => {
             let start = block / 8 * 288;

@@ -3,10 +3,7 @@
 use super::format::{Format, GROUP};
 use super::integer::Kind;
 use super::product::{Product, Tile};
-use crate::simd::Simd;
-
-/// Sums that one row's products are added to in turn.
-const CHAINS: usize = 4;
+use crate::simd::{Simd, prefetch};
 
 /// Load a vector of weights.
 ///
@@ -70,23 +67,15 @@ pub unsafe fn tile<S: Simd, K: Kind, const M: usize, const J: usize>(
             std::array::from_fn(|j| matrix.numbers(group(j)).add(lane(j) * bytes));
         let x: [*const f32; M] = std::array::from_fn(|m| product.x.add((tile.row + m) * k));
         let mut sums = [[S::splat(0.0); J]; M];
-        let mut done = tile.columns.start;
-        if M == 1 {
-            // One chain of additions would be slower than memory.
-            let mut chains = [[[S::splat(0.0); J]; M]; CHAINS];
-            while done + CHAINS <= tile.columns.end {
-                for (i, sums) in chains.iter_mut().enumerate() {
-                    add::<S, K, M, J>(sums, &x, &weights, done + i);
-                }
-                done += CHAINS;
-            }
-            for chain in chains {
-                for j in 0..J {
-                    sums[0][j] = S::add(chain[0][j], sums[0][j]);
+        for column in tile.columns.clone() {
+            if M == 1 {
+                for j in (0..J).step_by(S::PARTS) {
+                    prefetch(
+                        weights[j].wrapping_add(column * GROUP * bytes + 4096),
+                        GROUP * bytes,
+                    );
                 }
             }
-        }
-        for column in done..tile.columns.end {
             add::<S, K, M, J>(&mut sums, &x, &weights, column);
         }
         for m in 0..M {

@@ -13,8 +13,9 @@ use crate::activations::Block;
 use crate::formats::{planes, scales};
 use crate::simd::{Numbers, STEPS, Simd, prefetch};
 
-/// Bytes ahead of the products that one row's weights are asked for.
-const AHEAD: usize = 2048;
+/// Bytes ahead of the products that one row's numbers are asked for, and their scales.
+const AHEAD: usize = 4096;
+const SCALES_AHEAD: usize = 512;
 
 /// A storage format as a type, so that a tile is compiled for each.
 pub trait Kind: Copy + 'static {
@@ -62,112 +63,218 @@ pub trait Source<S: Simd>: Numbers<S> {
     unsafe fn minimum(&self, vector: usize) -> S::V;
 }
 
-/// The same block of J vectors as a matrix keeps it.
-pub struct Packed<K, const J: usize> {
+/// A block of J vectors as a matrix keeps it.
+pub struct Packed<S: Simd, K, const J: usize> {
     numbers: [*const u8; J],
+    /// Of the vectors' lanes, all blocks.
     scales: [*const u8; J],
     block: usize,
+    /// What K formats have for eight blocks: d and -dmin.
+    large: [[S::V; J]; 2],
     kind: PhantomData<K>,
 }
 
-impl<K: Kind, const J: usize> Packed<K, J> {
+impl<S: Simd, K: Kind, const J: usize> Packed<S, K, J> {
     /// Block `block` from group `group` on.
     ///
     /// # Safety
-    /// The product's matrix has format `K`, these groups and this block.
+    /// The product's matrix has format `K`, these groups and this block; the machine has `S`'s instructions.
     #[inline(always)]
-    pub unsafe fn new<S: Simd>(product: &Product<'_>, group: usize, block: usize) -> Self {
+    pub unsafe fn new(product: &Product<'_>, group: usize, block: usize) -> Self {
         let matrix = product.matrix;
         let group = |j: usize| group + j / S::PARTS;
-        Self {
-            numbers: std::array::from_fn(|j| {
-                let vector = j % S::PARTS * 4 * S::LANES;
-                // SAFETY: within the group's packed block.
-                unsafe {
-                    matrix
-                        .numbers(group(j))
-                        .add(block * K::BLOCK_BYTES + vector)
+        let lane = |j: usize| j % S::PARTS * S::LANES;
+        // SAFETY: within the group's packed block.
+        unsafe {
+            let mut new = Self {
+                numbers: std::array::from_fn(|j| {
+                    let numbers = matrix.numbers(group(j));
+                    numbers.add(block * K::BLOCK_BYTES + 4 * lane(j))
+                }),
+                scales: std::array::from_fn(|j| matrix.scales(group(j))),
+                block,
+                large: [[S::splat(0.0); J]; 2],
+                kind: PhantomData,
+            };
+            new.load_large();
+            new
+        }
+    }
+
+    /// Go on to the next block.
+    ///
+    /// # Safety
+    /// There is one.
+    #[inline(always)]
+    pub unsafe fn advance(&mut self) {
+        self.block += 1;
+        // SAFETY: the caller's.
+        unsafe {
+            for numbers in &mut self.numbers {
+                *numbers = numbers.add(K::BLOCK_BYTES);
+            }
+            if self.block.is_multiple_of(8) {
+                self.load_large();
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `new`.
+    #[inline(always)]
+    unsafe fn load_large(&mut self) {
+        let at = self.block / 8 * large_bytes::<K>();
+        // SAFETY: the layout is that of formats/scales.rs.
+        unsafe {
+            for j in 0..J {
+                if const { large_bytes::<K>() > 0 } {
+                    self.large[0][j] = self.f16(j, at);
                 }
-            }),
-            scales: std::array::from_fn(|j| matrix.scales(group(j))),
-            block,
-            kind: PhantomData,
+                if const { large_bytes::<K>() > 0 && has_minima::<K>() } {
+                    self.large[1][j] = self.f16(j, at + 2 * GROUP);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// `at` is the place of 16 f16 in the scales.
+    #[inline(always)]
+    unsafe fn f16(&self, vector: usize, at: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::load_f16(self.scales[vector].add(at + 2 * lane::<S>(vector)).cast()) }
+    }
+
+    /// Ask for what one row needs soon.
+    #[inline(always)]
+    fn prefetch(&self) {
+        for j in (0..J).step_by(S::PARTS) {
+            prefetch(self.numbers[j].wrapping_add(AHEAD), K::BLOCK_BYTES);
+            let bytes = const { scale_bytes::<K>() };
+            if bytes > 0 {
+                prefetch(
+                    self.scales[j].wrapping_add(self.block * bytes + SCALES_AHEAD),
+                    1,
+                );
+            }
         }
     }
 }
 
-impl<S: Simd, K: Kind, const J: usize> Numbers<S> for Packed<K, J> {
+/// Where a vector begins among the group's rows.
+#[inline(always)]
+fn lane<S: Simd>(vector: usize) -> usize {
+    vector % S::PARTS * S::LANES
+}
+
+/// Bytes of the scales of eight blocks of a K format.
+const fn large_bytes<K: Kind>() -> usize {
+    match K::FORMAT {
+        Format::Q4K | Format::Q5K => 320,
+        Format::Q6K => 288,
+        _ => 0,
+    }
+}
+
+/// Bytes of a block's scales, on average.
+const fn scale_bytes<K: Kind>() -> usize {
+    match K::FORMAT {
+        Format::Int8 => 0,
+        Format::Q8_0 | Format::Q4_0 => 32,
+        Format::Q4_1 => 64,
+        _ => large_bytes::<K>() / 8,
+    }
+}
+
+impl<S: Simd, K: Kind, const J: usize> Numbers<S> for Packed<S, K, J> {
     const BITS: usize = K::BITS;
 
     #[inline(always)]
     unsafe fn step(&self, vector: usize, step: usize) -> S::B {
+        let at = self.numbers[vector];
         // SAFETY: a packed block has the vectors that its bits imply (planes.rs).
         unsafe {
-            let at = self.numbers[vector];
-            if K::BITS == 8 {
-                return S::bias(S::load_bytes(at.add(64 * step)));
-            }
-            let pair = S::load_bytes(at.add(64 * (step % 4)));
-            let low = if step < 4 {
-                S::and(pair, 15)
-            } else {
-                S::and(S::shift_right::<4>(pair), 15)
-            };
             match K::BITS {
-                5 => S::or(low, high::<S>(at.add(256), step, 0x10)),
-                6 => {
-                    let plane = at.add(256 + 64 * (step / 4));
-                    S::or(low, high::<S>(plane, 2 * (step % 4), 0x30))
-                }
-                _ => low,
+                8 => S::bias(S::load_bytes(at.add(64 * step))),
+                4 if step < 4 => S::and(S::load_bytes(at.add(64 * step)), 15),
+                4 => some::<S, 4>(at, step - 4, 15),
+                5 => five::<S>(at, step),
+                _ => six::<S>(at.add(step / 4 * 192), step % 4),
             }
         }
     }
 }
 
-/// Bits from `first` on of each byte of a plane, moved to where `mask` is.
+/// Bits of each byte of a vector, moved down by `DOWN` to where `mask` is.
 ///
 /// # Safety
-/// A vector of the plane is readable; the machine has `S`'s instructions.
+/// The vector is readable; the machine has `S`'s instructions.
 #[inline(always)]
-unsafe fn high<S: Simd>(plane: *const u8, first: usize, mask: u8) -> S::B {
+unsafe fn some<S: Simd, const DOWN: i32>(block: *const u8, vector: usize, mask: u8) -> S::B {
     // SAFETY: the caller's.
     unsafe {
-        let plane = S::load_bytes(plane);
-        let moved = match first {
-            0 => S::shift_left::<4>(plane),
-            1 => S::shift_left::<3>(plane),
-            2 => S::shift_left::<2>(plane),
-            3 => S::shift_left::<1>(plane),
-            4 => plane,
-            5 => S::shift_right::<1>(plane),
-            6 => S::shift_right::<2>(plane),
-            _ => S::shift_right::<3>(plane),
-        };
-        S::and(moved, mask)
+        S::and(
+            S::shift_right::<DOWN>(S::load_bytes(block.add(64 * vector))),
+            mask,
+        )
     }
 }
 
-impl<S: Simd, K: Kind, const J: usize> Source<S> for Packed<K, J> {
+/// A step of 5-bit numbers, put together as planes.rs has it.
+///
+/// # Safety
+/// The block is readable; the machine has `S`'s instructions.
+#[inline(always)]
+unsafe fn five<S: Simd>(block: *const u8, step: usize) -> S::B {
+    // SAFETY: the caller's.
+    unsafe {
+        match step {
+            5 => S::or(some::<S, 5>(block, 0, 7), some::<S, 3>(block, 1, 24)),
+            6 => S::or(
+                S::or(some::<S, 5>(block, 2, 7), some::<S, 2>(block, 1, 8)),
+                some::<S, 1>(block, 3, 16),
+            ),
+            7 => S::or(some::<S, 5>(block, 4, 7), some::<S, 3>(block, 3, 24)),
+            _ => S::and(S::load_bytes(block.add(64 * step)), 31),
+        }
+    }
+}
+
+/// The same of 6-bit numbers and one of four steps.
+///
+/// # Safety
+/// As `five`.
+#[inline(always)]
+unsafe fn six<S: Simd>(half: *const u8, step: usize) -> S::B {
+    // SAFETY: the caller's.
+    unsafe {
+        if step < 3 {
+            return S::and(S::load_bytes(half.add(64 * step)), 63);
+        }
+        S::or(
+            S::or(some::<S, 6>(half, 0, 3), some::<S, 4>(half, 1, 12)),
+            some::<S, 2>(half, 2, 48),
+        )
+    }
+}
+
+impl<S: Simd, K: Kind, const J: usize> Source<S> for Packed<S, K, J> {
     #[inline(always)]
     unsafe fn scale(&self, vector: usize, half: usize) -> S::V {
         let (plane, block) = (self.scales[vector], self.block);
-        let lane = vector % S::PARTS * S::LANES;
         // SAFETY: the layout is that of formats/scales.rs.
         unsafe {
-            let f16 = |at: usize| S::load_f16(plane.add(at + 2 * lane).cast());
             match K::FORMAT {
-                Format::Q8_0 | Format::Q4_0 => f16(block * 32),
-                Format::Q4_1 => f16(block * 64),
+                Format::Q8_0 | Format::Q4_0 => self.f16(vector, block * 32),
+                Format::Q4_1 => self.f16(vector, block * 64),
                 Format::Q4K | Format::Q5K => {
-                    let start = block / 8 * 320;
-                    let small = plane.add(start + 64 + block % 8 * 32 + lane);
-                    S::mul(f16(start), S::load_u8(small))
+                    let at = block / 8 * 320 + 64 + block % 8 * 32 + lane::<S>(vector);
+                    S::mul(self.large[0][vector], S::load_u8(plane.add(at)))
                 }
                 Format::Q6K => {
-                    let start = block / 8 * 288;
-                    let small = plane.add(start + 32 + (block % 8 * 2 + half) * GROUP + lane);
-                    S::mul(f16(start), S::load_i8(small.cast()))
+                    let at = block / 8 * 288 + 32 + (block % 8 * 2 + half) * GROUP;
+                    let small = plane.add(at + lane::<S>(vector));
+                    S::mul(self.large[0][vector], S::load_i8(small.cast()))
                 }
                 _ => S::splat(1.0),
             }
@@ -177,16 +284,13 @@ impl<S: Simd, K: Kind, const J: usize> Source<S> for Packed<K, J> {
     #[inline(always)]
     unsafe fn minimum(&self, vector: usize) -> S::V {
         let (plane, block) = (self.scales[vector], self.block);
-        let lane = vector % S::PARTS * S::LANES;
         // SAFETY: as above.
         unsafe {
-            let f16 = |at: usize| S::load_f16(plane.add(at + 2 * lane).cast());
             match K::FORMAT {
-                Format::Q4_1 => f16(block * 64 + 32),
+                Format::Q4_1 => self.f16(vector, block * 64 + 32),
                 Format::Q4K | Format::Q5K => {
-                    let start = block / 8 * 320;
-                    let small = plane.add(start + 64 + block % 8 * 32 + GROUP + lane);
-                    S::mul(S::mul(f16(start + 32), S::splat(-1.0)), S::load_u8(small))
+                    let at = block / 8 * 320 + 64 + block % 8 * 32 + GROUP + lane::<S>(vector);
+                    S::mul(self.large[1][vector], S::load_u8(plane.add(at)))
                 }
                 _ => S::splat(0.0),
             }
@@ -207,43 +311,77 @@ unsafe fn add<S: Simd, K: Kind, W: Source<S>, const M: usize, const J: usize>(
     // SAFETY: the caller's; quants are a block's first bytes.
     unsafe {
         let quants = x.map(<*const Block>::cast::<i8>);
-        for half in 0..K::HALVES {
-            let dots = if K::HALVES == 1 {
-                S::dots::<_, STEPS, M, J>(weights, 0, &quants)
-            } else {
-                S::dots::<_, { STEPS / 2 }, M, J>(weights, half * STEPS / 2, &quants)
-            };
-            let (mut scale, mut minimum) = ([S::splat(0.0); J], [S::splat(0.0); J]);
+        if K::HALVES == 2 {
+            return add_halves::<S, _, M, J>(sums, weights, x, &quants);
+        }
+        let dots = S::dots::<_, STEPS, M, J>(weights, 0, &quants, [S::splat_i32(0); M]);
+        let (mut scale, mut minimum) = ([S::splat(0.0); J], [S::splat(0.0); J]);
+        for j in 0..J {
+            scale[j] = weights.scale(j, 0);
+            if const { has_minima::<K>() } {
+                minimum[j] = weights.minimum(j);
+            }
+        }
+        for m in 0..M {
+            let factor = S::splat((*x[m]).scale);
+            let total = S::splat((*x[m]).total);
+            let offset = S::mul(total, S::splat(const { -zero::<S, K>() as f32 }));
             for j in 0..J {
-                scale[j] = weights.scale(j, half);
+                let dot = S::to_float(dots[m][j]);
+                if matches!(K::FORMAT, Format::Int8) {
+                    sums[m][j] = S::fma(dot, factor, sums[m][j]);
+                    continue;
+                }
+                let scaled = if const { zero::<S, K>() == 0 } {
+                    S::mul(dot, factor)
+                } else {
+                    S::fma(dot, factor, offset)
+                };
+                sums[m][j] = S::fma(scaled, scale[j], sums[m][j]);
                 if const { has_minima::<K>() } {
-                    minimum[j] = weights.minimum(j);
+                    sums[m][j] = S::fma(total, minimum[j], sums[m][j]);
                 }
             }
+        }
+    }
+}
+
+/// The same of 6-bit numbers, whose halves have scales of their own. Their zero is taken from the integers.
+///
+/// # Safety
+/// As `add`.
+#[inline(always)]
+unsafe fn add_halves<S: Simd, W: Source<S>, const M: usize, const J: usize>(
+    sums: &mut [[S::V; J]; M],
+    weights: &W,
+    x: &[*const Block; M],
+    quants: &[*const i8; M],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut scaled = [[S::splat(0.0); J]; M];
+        for half in 0..2 {
+            let mut zeros = [S::splat_i32(0); M];
             for m in 0..M {
-                let factor = S::splat((*x[m]).scale);
-                let total = S::splat(if K::HALVES == 1 {
-                    (*x[m]).total
-                } else {
-                    (*x[m]).halves[half]
-                });
-                let offset = S::mul(total, S::splat(const { -zero::<S, K>() as f32 }));
-                for j in 0..J {
+                zeros[m] = S::splat_i32((*x[m]).zeros[half]);
+            }
+            let dots = S::dots::<_, { STEPS / 2 }, M, J>(weights, half * STEPS / 2, quants, zeros);
+            for j in 0..J {
+                let scale = weights.scale(j, half);
+                for m in 0..M {
                     let dot = S::to_float(dots[m][j]);
-                    if matches!(K::FORMAT, Format::Int8) {
-                        sums[m][j] = S::fma(dot, factor, sums[m][j]);
-                        continue;
-                    }
-                    let scaled = if const { zero::<S, K>() == 0 } {
-                        S::mul(dot, factor)
+                    scaled[m][j] = if half == 0 {
+                        S::mul(dot, scale)
                     } else {
-                        S::fma(dot, factor, offset)
+                        S::fma(dot, scale, scaled[m][j])
                     };
-                    sums[m][j] = S::fma(scaled, scale[j], sums[m][j]);
-                    if const { has_minima::<K>() } {
-                        sums[m][j] = S::fma(total, minimum[j], sums[m][j]);
-                    }
                 }
+            }
+        }
+        for m in 0..M {
+            let factor = S::splat((*x[m]).scale);
+            for j in 0..J {
+                sums[m][j] = S::fma(scaled[m][j], factor, sums[m][j]);
             }
         }
     }
@@ -273,12 +411,13 @@ pub unsafe fn tile<S: Simd, K: Kind, const M: usize, const J: usize>(
                 add::<S, K, _, M, J>(&mut sums, &weights, &rows.map(|row| row.add(block)));
             }
         } else {
+            let mut weights = Packed::<S, K, J>::new(product, tile.group, first);
             for block in 0..num_blocks {
-                let weights = Packed::<K, J>::new::<S>(product, tile.group, first + block);
+                if block > 0 {
+                    weights.advance();
+                }
                 if M == 1 {
-                    for j in (0..J).step_by(S::PARTS) {
-                        prefetch(weights.numbers[j].wrapping_add(AHEAD), K::BLOCK_BYTES);
-                    }
+                    weights.prefetch();
                 }
                 add::<S, K, _, M, J>(&mut sums, &weights, &rows.map(|row| row.add(block)));
             }

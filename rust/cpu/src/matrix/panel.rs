@@ -51,6 +51,11 @@ impl<S: Simd, K: Kind, const J: usize> Numbers<S> for Panel<K, J> {
         // SAFETY: one of the block's vectors.
         unsafe { S::load_bytes(self.start.add((step * J + vector) * S::LANES).cast()) }
     }
+
+    #[inline(always)]
+    fn steps(&self) -> Option<(*const u8, usize)> {
+        Some((self.start.cast(), J * 4 * S::LANES))
+    }
 }
 
 impl<S: Simd, K: Kind, const J: usize> Source<S> for Panel<K, J> {
@@ -96,10 +101,14 @@ unsafe fn unpack_vectors<S: Simd, K: Kind, const J: usize>(
     let blocks = pass.columns.start / 32..pass.columns.end.div_ceil(32);
     let panel = with_scratch(|scratch| scratch.panel.take(blocks.len() * length));
     let mut target = panel;
-    for block in blocks {
+    // SAFETY: the caller's; a pass has columns.
+    let mut weights = unsafe { Packed::<S, K, J>::new(product, pass.group, blocks.start) };
+    for block in blocks.clone() {
         // SAFETY: the caller's; the panel is that long.
         unsafe {
-            let weights = Packed::<K, J>::new::<S>(product, pass.group, block);
+            if block > blocks.start {
+                weights.advance();
+            }
             for step in 0..STEPS {
                 for j in 0..J {
                     let bytes = Numbers::<S>::step(&weights, j, step);

@@ -1,4 +1,7 @@
 //! One thread's part of a product: cut into tiles, each computed by the kernel of its format and instruction set.
+//!
+//! A result is the same to the last bit however many rows it is computed with: whatever the tile, a row's products with an
+//! output are added up in the order of the columns, in pieces that depend on the matrix alone.
 
 use std::ops::Range;
 
@@ -14,7 +17,7 @@ pub const ROWS: usize = 12;
 /// Bytes of the input's rows that stay in the second-level cache while all weights pass by.
 const ROWS_BYTES: usize = 384 << 10;
 /// Columns of which a group's weights stay in the first-level cache while rows pass by: whole blocks of every format.
-const INTEGER_COLUMNS: usize = 1024;
+const INTEGER_COLUMNS: usize = 2048;
 const FLOAT_COLUMNS: usize = 256;
 
 /// A checked product, as kernels see it.
@@ -108,6 +111,41 @@ by_isa! {
 by_isa! {
     fn integer[K: Kind](product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) -> () = bytes (integers)
 }
+by_isa! {
+    fn tiled[K: Kind](product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) -> () = tiles (tiled_integers)
+}
+
+/// The kernel of an integer format.
+fn any_integer<K: Kind>(isa: Isa) -> Run {
+    if isa == Isa::Amx {
+        with_tiles::<K>
+    } else {
+        integer::<K>(isa)
+    }
+}
+
+/// As many rows and pairs of groups as fill AMX's tiles by those, and the rest by VNNI, with the same bits.
+///
+/// # Safety
+/// As `run`; the machine has AMX, the matrix has format `K`.
+unsafe fn with_tiles<K: Kind>(product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) {
+    let full = rows.start + rows.len() / TILE.0 * TILE.0;
+    let pairs = columns.start + columns.len().div_ceil(GROUP) / TILE.1 * TILE.1 * GROUP;
+    let wide = columns.end.min(pairs);
+    // SAFETY: the caller's.
+    unsafe {
+        let rest = integer::<K>(Isa::Amx);
+        if full > rows.start && wide > columns.start {
+            tiled::<K>(Isa::Amx)(product, rows.start..full, columns.start..wide);
+        }
+        if full > rows.start && wide < columns.end {
+            rest(product, rows.start..full, wide..columns.end);
+        }
+        if full < rows.end {
+            rest(product, full..rows.end, columns);
+        }
+    }
+}
 
 /// The kernel for products with a matrix of this format. The machine must have the instructions.
 pub fn kernel(format: Format, isa: Isa) -> Run {
@@ -115,18 +153,21 @@ pub fn kernel(format: Format, isa: Isa) -> Run {
         Format::F32 => float::<Of<{ Format::F32 as usize }>>(isa),
         Format::Bf16 => float::<Of<{ Format::Bf16 as usize }>>(isa),
         Format::F16 => float::<Of<{ Format::F16 as usize }>>(isa),
-        Format::Int8 => integer::<Of<{ Format::Int8 as usize }>>(isa),
-        Format::Q8_0 => integer::<Of<{ Format::Q8_0 as usize }>>(isa),
-        Format::Q4_0 => integer::<Of<{ Format::Q4_0 as usize }>>(isa),
-        Format::Q4_1 => integer::<Of<{ Format::Q4_1 as usize }>>(isa),
-        Format::Q4K => integer::<Of<{ Format::Q4K as usize }>>(isa),
-        Format::Q5K => integer::<Of<{ Format::Q5K as usize }>>(isa),
-        Format::Q6K => integer::<Of<{ Format::Q6K as usize }>>(isa),
+        Format::Int8 => any_integer::<Of<{ Format::Int8 as usize }>>(isa),
+        Format::Q8_0 => any_integer::<Of<{ Format::Q8_0 as usize }>>(isa),
+        Format::Q4_0 => any_integer::<Of<{ Format::Q4_0 as usize }>>(isa),
+        Format::Q4_1 => any_integer::<Of<{ Format::Q4_1 as usize }>>(isa),
+        Format::Q4K => any_integer::<Of<{ Format::Q4K as usize }>>(isa),
+        Format::Q5K => any_integer::<Of<{ Format::Q5K as usize }>>(isa),
+        Format::Q6K => any_integer::<Of<{ Format::Q6K as usize }>>(isa),
     }
 }
 
 /// Rows and groups of a tile that registers hold.
 type Size = (usize, usize);
+
+/// That of AMX's tiles.
+const TILE: Size = (8, 2);
 
 const fn float_size<S: Simd, K: Kind>() -> Size {
     S::FLOAT_TILE
@@ -141,6 +182,16 @@ const fn lone((rows, width): Size) -> usize {
     if width == 2 && rows > 4 { 4 } else { rows }
 }
 
+/// Tiles of so many rows may have two groups. One row of floats needs their chains of additions to hide an addition's
+/// latency; one row of integers does not, and one stream of weights is read fastest.
+const fn may_be_wide(rows: usize, size: Size, is_integer: bool) -> bool {
+    if rows == 1 {
+        !is_integer
+    } else {
+        size.1 == 2 && rows <= size.0
+    }
+}
+
 /// A kernel for tiles of M rows by J vectors.
 macro_rules! tiles {
     ($name:ident, $module:ident, $size:ident, $is_integer:literal, [$($m:literal),*]) => {
@@ -150,9 +201,14 @@ macro_rules! tiles {
         /// As `run`; the matrix has format `K`, the machine has `S`'s instructions.
         #[inline(always)]
         unsafe fn $name<S: Simd, K: Kind>(product: &Product<'_>, rows: Range<usize>, columns: Range<usize>) {
+            let has_panels = $is_integer && rows.len() >= S::PANEL_ROWS;
+            if has_panels {
+                // SAFETY: the caller's.
+                unsafe { S::begin() };
+            }
             // A closure in place of these loops' bodies would not be compiled for the instructions.
             for pass in Passes::of::<K>(product.matrix.k(), const { $size::<S, K>() }, rows, columns) {
-                let panel = if const { $is_integer } && pass.num_tiles > 1 {
+                let panel = if const { $is_integer } && (pass.num_tiles > 1 || pass.rows.len() >= S::PANEL_ROWS) {
                     // SAFETY: as below.
                     unsafe { panel::unpack::<S, K>(product, &pass) }
                 } else {
@@ -164,8 +220,14 @@ macro_rules! tiles {
                     unsafe {
                         // A tile that no pass has is not compiled.
                         match (num_rows, pass.is_wide, S::PARTS) {
+                            (1, true, 2) => if const { may_be_wide(1, $size::<S, K>(), $is_integer) && S::PARTS == 2 } {
+                                $module::tile::<S, K, 1, 4>(product, &tile);
+                            },
+                            (1, true, 4) => if const { may_be_wide(1, $size::<S, K>(), $is_integer) && S::PARTS == 4 } {
+                                $module::tile::<S, K, 1, 8>(product, &tile);
+                            },
                             $(
-                                ($m, true, 1) => if const { $m > 1 && $m <= $size::<S, K>().0 && $size::<S, K>().1 == 2 } {
+                                ($m, true, 1) => if const { may_be_wide($m, $size::<S, K>(), $is_integer) && S::PARTS == 1 } {
                                     $module::tile::<S, K, $m, 2>(product, &tile);
                                 },
                                 ($m, false, 1) => if const { $m <= lone($size::<S, K>()) && S::PARTS == 1 } {
@@ -183,11 +245,16 @@ macro_rules! tiles {
                     }
                 }
             }
+            if has_panels {
+                // SAFETY: the caller's.
+                unsafe { S::end() };
+            }
         }
     };
 }
 
 tiles!(integers, integer, integer_size, true, [1, 2, 3, 4, 5, 6]);
+tiles!(tiled_integers, integer, integer_size, true, [8]);
 tiles!(
     floats,
     float,
@@ -228,7 +295,8 @@ struct Passes {
     groups: Range<usize>,
     k: usize,
     size: Size,
-    /// Columns of a piece, if there are several tiles of rows.
+    is_integer: bool,
+    /// Columns of a piece: of nearly the same size, whatever the rows.
     piece: usize,
     /// Rows of a chunk.
     chunk: usize,
@@ -250,6 +318,7 @@ impl Passes {
             chunk: (ROWS_BYTES / (k * bytes))
                 .next_multiple_of(size.0)
                 .max(size.0),
+            is_integer: K::FORMAT.is_integer(),
             // Pieces of nearly the same size.
             piece: k.div_ceil(k.div_ceil(most)).next_multiple_of(256),
             row: rows.start,
@@ -271,19 +340,15 @@ impl Iterator for Passes {
             return None;
         }
         let count = self.chunk.min(self.rows.end - self.row);
-        // One row: the weights' speed counts, and one stream of them is read fastest.
-        let is_wide = self.size.1 == 2 && count > 1 && self.group + 2 <= self.groups.end;
+        let is_wide = self.group + 2 <= self.groups.end
+            && may_be_wide(count.min(self.size.0), self.size, self.is_integer);
         let most = if is_wide {
             self.size.0
         } else {
             lone(self.size)
         };
         let num_tiles = count.div_ceil(most);
-        let end = if num_tiles == 1 {
-            self.k
-        } else {
-            self.k.min(self.column + self.piece)
-        };
+        let end = self.k.min(self.column + self.piece);
         let pass = Pass {
             rows: self.row..self.row + count,
             group: self.group,

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{Numbers, Simd};
+use super::{GROUP, Numbers, Simd};
 
 /// AVX2 + FMA + F16C; `dots` needs AVX-VNNI if `VNNI`.
 #[derive(Clone, Copy)]
@@ -162,6 +162,20 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn transpose(rows: [__m256; GROUP]) -> [__m256; GROUP] {
+        // SAFETY: see above.
+        unsafe {
+            let (first, last) = (quarters(rows, 0), quarters(rows, 4));
+            let mut columns = rows;
+            for c in 0..4 {
+                columns[c] = _mm256_permute2f128_ps::<0x20>(first[c], last[c]);
+                columns[c + 4] = _mm256_permute2f128_ps::<0x31>(first[c], last[c]);
+            }
+            columns
+        }
+    }
+
+    #[inline(always)]
     unsafe fn round(a: __m256) -> __m256 {
         // SAFETY: see above.
         unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
@@ -309,15 +323,36 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
         numbers: &W,
         first: usize,
         x: &[*const i8; M],
+        start: [__m256i; M],
     ) -> [[__m256i; J]; M] {
         // SAFETY: see above.
         unsafe {
             if VNNI {
-                dots_vnni(numbers, first..first + N, x)
+                dots_vnni(numbers, first..first + N, x, start)
             } else {
-                dots_maddubs(numbers, first..first + N, x)
+                dots_maddubs(numbers, first..first + N, x, start)
             }
         }
+    }
+}
+
+/// Rows `first..first + 4`, transposed within each quarter of 128 bits.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn quarters(rows: [__m256; GROUP], first: usize) -> [__m256; 4] {
+    // SAFETY: the caller's.
+    unsafe {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|i| rows[first + i]);
+        let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+        let (ab_high, cd_high) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+        [
+            _mm256_shuffle_ps::<0x44>(ab, cd),
+            _mm256_shuffle_ps::<0xee>(ab, cd),
+            _mm256_shuffle_ps::<0x44>(ab_high, cd_high),
+            _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
+        ]
     }
 }
 
@@ -338,11 +373,15 @@ unsafe fn dots_vnni<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, const J
     numbers: &W,
     steps: Range<usize>,
     x: &[*const i8; M],
+    start: [__m256i; M],
 ) -> [[__m256i; J]; M] {
     // SAFETY: the caller's.
     unsafe {
         let zero = _mm256_setzero_si256();
-        let mut sums = [[zero; J]; M];
+        let mut sums = [[start[0]; J]; M];
+        for m in 1..M {
+            sums[m] = [start[m]; J];
+        }
         for step in steps {
             let mut bytes = [zero; J];
             for j in 0..J {
@@ -368,12 +407,16 @@ unsafe fn dots_maddubs<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, cons
     numbers: &W,
     steps: Range<usize>,
     x: &[*const i8; M],
+    start: [__m256i; M],
 ) -> [[__m256i; J]; M] {
     // SAFETY: the caller's.
     unsafe {
         let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
         let run = const { steps_in_16_bits(W::BITS) };
-        let mut sums = [[zero; J]; M];
+        let mut sums = [[start[0]; J]; M];
+        for m in 1..M {
+            sums[m] = [start[m]; J];
+        }
         for first in steps.clone().step_by(run) {
             let mut short = [[zero; J]; M];
             for step in first..steps.end.min(first + run) {

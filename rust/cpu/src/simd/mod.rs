@@ -2,6 +2,8 @@
 //! per instruction set. Kernels are generic over `Simd`; `by_isa!` compiles them for each set and picks one at run time.
 
 #[cfg(target_arch = "x86_64")]
+pub mod amx;
+#[cfg(target_arch = "x86_64")]
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
@@ -37,6 +39,13 @@ pub trait Numbers<S: Simd> {
     /// # Safety
     /// The machine has `S`'s instructions; step < `STEPS`.
     unsafe fn step(&self, vector: usize, step: usize) -> S::B;
+
+    /// Where the steps lie in memory as `step` gives them, a step's vectors side by side, and the bytes from one to the
+    /// next; none if they lie so nowhere.
+    #[inline(always)]
+    fn steps(&self) -> Option<(*const u8, usize)> {
+        None
+    }
 }
 
 /// One instruction set. Every method must be inlined into a function compiled for that set.
@@ -60,6 +69,8 @@ pub trait Simd: Copy + 'static {
     const INTEGER_TILES: [(usize, usize); 5];
     /// The same of the float kernel.
     const FLOAT_TILE: (usize, usize);
+    /// Rows of the input from which on the integer kernel's weights are unpacked, even if one tile has them all.
+    const PANEL_ROWS: usize = usize::MAX;
     /// What 8-bit numbers are moved by to be what `dots` multiplies.
     const BIAS: i32;
 
@@ -81,10 +92,12 @@ pub trait Simd: Copy + 'static {
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// Per lane: `if a <= b { x } else { y }`.
     unsafe fn select_le(a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
-    /// Sum of the lanes.
+    /// Sum of the lanes: the second half is added to the first until one is left.
     unsafe fn sum(a: Self::V) -> f32;
     /// Greatest lane.
     unsafe fn greatest(a: Self::V) -> f32;
+    /// The first `LANES` vectors are a square's rows; its columns.
+    unsafe fn transpose(rows: [Self::V; GROUP]) -> [Self::V; GROUP];
     /// Nearest integers, ties to even.
     unsafe fn round(a: Self::V) -> Self::V;
     /// a * 2^n for integral n in -126..=127.
@@ -113,12 +126,17 @@ pub trait Simd: Copy + 'static {
     /// 8-bit numbers moved by `BIAS`.
     unsafe fn bias(a: Self::B) -> Self::B;
 
-    /// For M rows of the input and J vectors of `numbers`: the sum over steps `first..first + N` and their four columns of
-    /// number * x. The x of step s is at `x + 4 s`.
+    /// Before and behind calls of `dots` with `Numbers::steps`, on each thread.
+    unsafe fn begin() {}
+    unsafe fn end() {}
+
+    /// For M rows of the input (as far apart from each other) and J vectors of `numbers`: `start` of the row, and the sum over steps `first..first + N` and
+    /// their four columns of number * x. The x of step s is at `x + 4 s`.
     unsafe fn dots<W: Numbers<Self>, const N: usize, const M: usize, const J: usize>(
         numbers: &W,
         first: usize,
         x: &[*const i8; M],
+        start: [Self::I; M],
     ) -> [[Self::I; J]; M];
 
     /// 2^x, relative error below 3e-7; 0 below -126 (so for -inf). x must be at most 127.
@@ -164,7 +182,7 @@ pub trait Simd: Copy + 'static {
 }
 
 /// Define a function that gives, for an `Isa` that the machine has, the kernel `body` compiled for it. `floats` kernels
-/// multiply no bytes: instruction sets that differ in that alone share one.
+/// multiply no bytes: instruction sets that differ in that alone share one. `tiles` kernels are for AMX.
 macro_rules! by_isa {
     ($(#[$doc:meta])* $vis:vis fn $name:ident [$($g:ident: $bound:path),*] ($($arg:ident: $type:ty),*) -> $ret:ty = $kind:ident $body:tt) => {
         $(#[$doc])*
@@ -177,7 +195,7 @@ macro_rules! by_isa {
     (@floats $isa:ident, $kernel:tt) => {
         #[cfg(target_arch = "x86_64")]
         $crate::simd::by_isa!(@rows $isa, $kernel,
-            Avx512Vnni | Avx512 => $crate::simd::avx512::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c";
+            Amx | Avx512Vnni | Avx512 => $crate::simd::avx512::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c";
             AvxVnni | Avx2 => $crate::simd::avx2::Avx2, "avx2,fma,f16c";
         );
         #[cfg(target_arch = "aarch64")]
@@ -188,7 +206,7 @@ macro_rules! by_isa {
     (@bytes $isa:ident, $kernel:tt) => {
         #[cfg(target_arch = "x86_64")]
         $crate::simd::by_isa!(@rows $isa, $kernel,
-            Avx512Vnni => $crate::simd::avx512::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c";
+            Amx | Avx512Vnni => $crate::simd::avx512::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c";
             AvxVnni => $crate::simd::avx2::AvxVnni, "avxvnni,avx2,fma,f16c";
             Avx512 | Avx2 => $crate::simd::avx2::Avx2, "avx2,fma,f16c";
         );
@@ -196,6 +214,12 @@ macro_rules! by_isa {
         $crate::simd::by_isa!(@rows $isa, $kernel,
             NeonDot => $crate::simd::neon::NeonDot, "neon,dotprod";
             Neon => $crate::simd::neon::Neon, "neon";
+        );
+    };
+    (@tiles $isa:ident, $kernel:tt) => {
+        #[cfg(target_arch = "x86_64")]
+        $crate::simd::by_isa!(@rows $isa, $kernel,
+            Amx => $crate::simd::avx512::Amx, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c";
         );
     };
     (@rows $isa:ident, $kernel:tt, $($($variant:ident)|+ => $simd:ty, $features:literal;)*) => {

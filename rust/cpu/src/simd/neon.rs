@@ -6,7 +6,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{Numbers, Simd};
+use super::{GROUP, Numbers, Simd};
 
 /// NEON; `dots` needs the dot product instructions if `DOT`.
 #[derive(Clone, Copy)]
@@ -154,13 +154,29 @@ impl<const DOT: bool> Simd for Quad<DOT> {
     #[inline(always)]
     unsafe fn sum(a: float32x4_t) -> f32 {
         // SAFETY: see above.
-        unsafe { vaddvq_f32(a) }
+        unsafe { vaddv_f32(vadd_f32(vget_low_f32(a), vget_high_f32(a))) }
     }
 
     #[inline(always)]
     unsafe fn greatest(a: float32x4_t) -> f32 {
         // SAFETY: see above.
         unsafe { vmaxnmvq_f32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(rows: [float32x4_t; GROUP]) -> [float32x4_t; GROUP] {
+        // SAFETY: see above.
+        unsafe {
+            let even = [vtrn1q_f32(rows[0], rows[1]), vtrn1q_f32(rows[2], rows[3])];
+            let odd = [vtrn2q_f32(rows[0], rows[1]), vtrn2q_f32(rows[2], rows[3])];
+            let mut columns = rows;
+            for (column, pair) in [even, odd].into_iter().enumerate() {
+                let [a, b] = pair.map(|rows| vreinterpretq_f64_f32(rows));
+                columns[column] = vreinterpretq_f32_f64(vtrn1q_f64(a, b));
+                columns[column + 2] = vreinterpretq_f32_f64(vtrn2q_f64(a, b));
+            }
+            columns
+        }
     }
 
     #[inline(always)]
@@ -283,11 +299,14 @@ impl<const DOT: bool> Simd for Quad<DOT> {
         numbers: &W,
         first: usize,
         x: &[*const i8; M],
+        start: [int32x4_t; M],
     ) -> [[int32x4_t; J]; M] {
         // SAFETY: see above.
         unsafe {
-            let zero = vdupq_n_s32(0);
-            let mut sums = [[zero; J]; M];
+            let mut sums = [[start[0]; J]; M];
+            for m in 1..M {
+                sums[m] = [start[m]; J];
+            }
             for step in first..first + N {
                 let mut bytes = [vdupq_n_s8(0); J];
                 for j in 0..J {

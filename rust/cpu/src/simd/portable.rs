@@ -1,6 +1,6 @@
 //! Eight lanes in plain Rust; the compiler vectorizes for the target's baseline.
 
-use super::{Numbers, Simd};
+use super::{GROUP, Numbers, Simd};
 use crate::element::{Bf16, Element, F16, Rounded};
 
 /// Any machine.
@@ -113,12 +113,17 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn sum(a: V8) -> f32 {
-        ((a[0] + a[4]) + (a[1] + a[5])) + ((a[2] + a[6]) + (a[3] + a[7]))
+        ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
     }
 
     #[inline(always)]
     unsafe fn greatest(a: V8) -> f32 {
         a.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(rows: [V8; GROUP]) -> [V8; GROUP] {
+        std::array::from_fn(|column| std::array::from_fn(|row| rows[row][column % 8]))
     }
 
     #[inline(always)]
@@ -235,8 +240,12 @@ impl Simd for Portable {
         numbers: &W,
         first: usize,
         x: &[*const i8; M],
+        start: [[i32; 8]; M],
     ) -> [[[i32; 8]; J]; M] {
-        let mut sums = [[[0; 8]; J]; M];
+        let mut sums = [[start[0]; J]; M];
+        for m in 1..M {
+            sums[m] = [start[m]; J];
+        }
         for step in first..first + N {
             for j in 0..J {
                 // SAFETY: the caller's.

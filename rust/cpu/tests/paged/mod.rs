@@ -309,6 +309,49 @@ impl Case {
         result.map(|()| values)
     }
 
+    /// Output of some queries of some rows, (row, first query, number of queries) each, in a batch of their own.
+    pub fn run_parts(
+        &self,
+        isa: Isa,
+        parts: &[(usize, usize, usize)],
+        num_threads: usize,
+    ) -> Vec<f32> {
+        let stride = self.q_stride();
+        let (mut row_slot, mut kv_len, mut query_start, mut q) = (vec![], vec![], vec![0], vec![]);
+        for &(row, first, count) in parts {
+            let (queries, length) = self.shape.rows[row];
+            row_slot.push(self.row_slot[row]);
+            kv_len.push((length - queries + first + count) as i32);
+            query_start.push(query_start[query_start.len() - 1] + count as i32);
+            let token = self.query_start[row] as usize + first;
+            q.extend((token * stride..(token + count) * stride).map(|i| self.q.get(i)));
+        }
+        let q = Stored::new(&q, self.shape.io_dtype());
+        let num_tokens = query_start[parts.len()] as usize;
+        let count = num_tokens * self.heads() * self.shape.dim;
+        let mut out = Stored::new(&vec![-7.0; count], self.shape.io_dtype());
+        let args = AttentionArgs {
+            q: q.pointer(),
+            out: out.bytes.as_mut_ptr().cast(),
+            row_slot: row_slot.as_ptr(),
+            query_start: query_start.as_ptr(),
+            kv_len: kv_len.as_ptr(),
+            num_rows: parts.len(),
+            num_tokens,
+            num_threads,
+            ..self.args()
+        };
+        // SAFETY: every buffer lives, of the sizes in the arguments.
+        unsafe { paged_attention_with(&args, isa) }.expect("the arguments are right");
+        (0..count).map(|i| out.get(i)).collect()
+    }
+
+    /// Where a query's outputs begin, and how many they are.
+    pub fn outputs(&self, row: usize, query: usize) -> (usize, usize) {
+        let width = self.heads() * self.shape.dim;
+        ((self.query_start[row] as usize + query) * width, width)
+    }
+
     /// Greatest deviation allowed: rounding of the output, for values below 2.
     pub fn tolerance(&self) -> f32 {
         match self.shape.io_dtype() {
