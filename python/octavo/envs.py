@@ -11,7 +11,7 @@ from pathlib import Path
 from octavo.errors import ConfigError
 
 KNOWN = {
-    "OCTAVO_CACHE": "Folder for downloaded models and compiled kernels (default: ~/.cache/octavo).",
+    "OCTAVO_CACHE": "Folder for downloaded models and converted tokenizers (default: ~/.cache/octavo).",
     "OCTAVO_LOG_LEVEL": "debug, info, warning or error (default: info); --log-level wins.",
     "OCTAVO_API_KEY": "Key that clients must send; --api-key wins.",
     "OCTAVO_ADMIN_KEY": "Key of the /admin routes; --admin-key wins.",

@@ -10,6 +10,11 @@ from octavo.server.errors import ApiError
 from octavo.server.schema.parse import load_json
 
 
+def has_body(request: Request) -> bool:
+    """Whether the head announces a body that is not empty."""
+    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+
+
 async def read_json(request: Request) -> tuple[dict[str, Any], int]:
     """(the body's object, its size in bytes). Errors: 415 for another kind of body, 400 for broken JSON."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 import octavo
 from octavo.errors import RequestError
-from octavo.server.body import read_json
+from octavo.server.body import has_body, read_json
 from octavo.server.context import ServerContext
 from octavo.server.dashboard import dashboard
 from octavo.server.errors import ApiError
@@ -96,8 +96,9 @@ async def abort(request: Request) -> Response:
 
 
 async def drain(request: Request) -> Response:
-    """Take no more calls (/ready gives 503); those in flight go on. With `exit`, end like on SIGTERM."""
-    wanted = parse(DrainRequest, (await read_json(request))[0])
+    """Take no more calls (/ready gives 503); those in flight go on. With `exit`, end like on SIGTERM. The body may be
+    left out."""
+    wanted = parse(DrainRequest, (await read_json(request))[0] if has_body(request) else {})
     context = ServerContext.of(request)
     context.draining = True
     if wanted.exit:
