@@ -193,12 +193,12 @@ def run_serve(rates: list[str], args: argparse.Namespace, deadline_s: float) -> 
         write_shape(SHAPES["llama"], Path(folder))
         with serve.Spawned([folder, "--load-format", "dummy", *flags], port, deadline_s - time.monotonic()) as server:
             serve.warm(serve.parse_args([*common, "--input-len=1024"]), server)
-            for seed, rate in enumerate(rates):
+            for rate in rates:
                 number, per_second, seconds = RATES[rate]
                 if time.monotonic() + seconds > deadline_s:
                     show(f"serve.{rate}: left out, no time")
                     continue
-                load = [f"--num-requests={number}", f"--rate={per_second}", f"--seed={seed}"]
+                load = [f"--num-requests={number}", f"--rate={per_second}", f"--seed={list(RATES).index(rate)}"]
                 load += ["--input-len=1024", "--output-len=128"]
                 figures |= served_figures(rate, serve.measure(serve.parse_args([*common, *load]), server))
     return figures

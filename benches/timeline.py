@@ -38,9 +38,10 @@ class Entry:
     way: float
     """To the server and back, and the server's own work before it counts the call."""
     queue: float
-    """In the engine's queue, until the first step that has some of its tokens is planned."""
+    """In the engine's queue: from the plan that found it there to the plan of the first step that has some of its
+    tokens."""
     prompt: float
-    """From there to the first token at the API."""
+    """The rest, up to the first token at the API: until a plan is made, and the steps with its prompt."""
     ttft: float
     """As the client saw it, from sending."""
     num_waiting: int

@@ -33,7 +33,7 @@ _compiled: set[tuple[Any, ...]] = set()
 
 def num_partials(experts: Experts, num_rows: int) -> int:
     """Partial sums of squares a row that `decode` leaves on the stream."""
-    if experts.are_vectors(num_rows):
+    if num_rows == 1:
         return experts.width // fit_rows(moe_table.DOWN_ROWS, experts.width, experts.inner).block_n
     return triton.cdiv(experts.width, moe_launches.COMBINE_N)
 
@@ -51,13 +51,12 @@ def decode(
     """residual += experts(norm(residual)), and the next norm's inputs with its gain `gain_n`; `partials` sums of
     squares a row come with the stream."""
     x_mh, routing = stream.gained_mn[:num_rows], buffers.routing
-    are_vectors = experts.are_vectors(num_rows)
-    number_mh = None if experts.scales is None or are_vectors else buffers.number_mh[:num_rows]
+    number_mh = None if experts.scales is None or num_rows == 1 else buffers.number_mh[:num_rows]
     found = [
         moe_launches.router(experts, x_mh, buffers.logit_f),
         moe_launches.top_k(experts, buffers.logit_f, routing, stream, num_rows, partials, eps, number_mh),
     ]
-    if are_vectors:
+    if num_rows == 1:
         return [*found, *moe_launches.one_row(experts, stream, buffers, gain_n)]
     tiles = experts.tiles(bucket_for(num_rows))
     block_m = tiles["gate_up"].block_m

@@ -34,6 +34,11 @@ class ExpertScales:
     down: Tensor
     block: int = 0
 
+    @classmethod
+    def of(cls, gate_up: Tensor, down: Tensor) -> ExpertScales:
+        """Scales of channels, or (with an axis more) of squares of the one side that kernels know."""
+        return cls(gate_up, down, moe_table.SQUARE if down.ndim == 3 else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -56,10 +61,6 @@ class Experts:
     """Of matrices in e4m3."""
     router_bias_e: Tensor | None = None
     """Decode steps add it to the router's logits; other rows come with finished ones."""
-
-    def are_vectors(self, num_rows: int) -> bool:
-        """Whether decode steps of so many rows run as moe_gemv.py does, which knows plain experts only."""
-        return num_rows == 1 and self.gate_up_bias_e2i is None and self.down_bias_eh is None and not self.limit
 
     @property
     def block(self) -> int:

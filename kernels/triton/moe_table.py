@@ -69,6 +69,10 @@ PAIRS_PER_EXPERT: Final = tuple(most for most, _ in HALF if most < math.inf)
 SINGLE: Final = Tile(16, 32, 32, 2, 4, False)
 """Of 4-byte numbers, at full precision."""
 
+LEAST_COLUMNS: Final = 128
+"""Blocks that divide k are at least so wide."""
+WASTE: Final = 1.1
+"""Columns of blocks that do not, as a multiple of k's."""
 GATE_UP_ROWS: Final = RowBlocks(2, 2048, 4)
 DOWN_ROWS: Final = RowBlocks(4, 256, 4)
 
@@ -117,5 +121,11 @@ def fit_tile(tile: Tile, n: int, k: int) -> Tile:
 
 
 def fit_rows(blocks: RowBlocks, n: int, k: int) -> RowBlocks:
-    """The blocks of rows, as far as they divide n and k."""
-    return replace(blocks, block_n=math.gcd(n, blocks.block_n), block_k=math.gcd(k, blocks.block_k))
+    """The blocks of rows, as far as they divide n and k. Where k has no large divisor (2880), the widest blocks that
+    pass its end by little."""
+    block_k = math.gcd(k, blocks.block_k)
+    if block_k < min(k, LEAST_COLUMNS):
+        block_k = blocks.block_k
+        while -(-k // block_k) * block_k > WASTE * k:
+            block_k //= 2
+    return replace(blocks, block_n=math.gcd(n, blocks.block_n), block_k=block_k)

@@ -29,7 +29,7 @@ def quantize_rows_kernel(x_rk, number_rk, scale_r, K: tl.constexpr, K_P2: tl.con
         tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_rk + row * K + k, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
-    tl.store(number_rk + row * K + k, (x / scale).to(number_rk.dtype.element_ty), mask=inside)
+    tl.store(number_rk + row * K + k, (x * (1.0 / scale)).to(number_rk.dtype.element_ty), mask=inside)
     tl.store(scale_r + row, scale)
 
 

@@ -21,7 +21,7 @@ from octavo.kernels.triton.handles import launch
 def store_quantized(value_k, k, inside, number_ptr, scale_ptr, row, DIM: tl.constexpr):
     """One row's numbers and scale (kernels/reference/quantize_rows.py)."""
     scale = tl.maximum(tl.max(tl.abs(value_k), 0), 1e-12) / 448.0
-    tl.store(number_ptr + row * DIM + k, (value_k / scale).to(number_ptr.dtype.element_ty), mask=inside)
+    tl.store(number_ptr + row * DIM + k, (value_k * (1.0 / scale)).to(number_ptr.dtype.element_ty), mask=inside)
     tl.store(scale_ptr + row, scale)
 
 

@@ -37,11 +37,13 @@ class CoreConfig:
         speculation: Speculation | None = None,
         groups: Sequence[tuple[str, int]] | None = None,
         step_sizes: Sequence[int] | None = None,
+        plans_late: bool = False,
     ) -> CoreConfig:
         """`groups`: what the layers of each cache group read again: ("all", 0), a ("window", tokens) before, or a
         ("chunk", tokens) from the last border on, or a ("state", 0) of one position a block, overwritten until the
         block's last; None: all of them all. `step_sizes`: tokens that steps with prompts are padded to; longer ones
-        are not."""
+        are not. `plans_late`: `step` may sleep before it plans, while the device is busy, so that whoever comes
+        meanwhile is in the plan; launching a step must not wait for the device then."""
     @property
     def num_positions(self) -> int:
         """Positions that one sequence can have when all blocks are its own."""

@@ -9,17 +9,22 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.config import BenchConfig, EngineConfig, make_bench_config, make_engine_config, section_options
+from octavo.errors import ConfigError
 from octavo.llm import LLM
 from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.worker.memory import MemoryPlan
 
 
 class Bench:
     """A loaded model, and what it may cost."""
 
     def __init__(self, values: dict[str, Any]) -> None:
+        from octavo.pooling.recipe import choose_task
         from octavo.worker.choice import choose_plan
         from octavo.worker.limits import measure_limits
 
@@ -27,7 +32,11 @@ class Bench:
         self.bench: BenchConfig = make_bench_config({name: v for name, v in values.items() if name in own})
         self.engine = {name: value for name, value in values.items() if name not in own}
         config: EngineConfig = make_engine_config(self.engine)
+        task = choose_task(config.model, lambda stage, fraction: None)
+        if task != "generate":
+            raise ConfigError(f"this model's task is {task}: bench times models that generate text")
         plan = choose_plan(config)
+        _check(self.bench, plan)
         self.weight_bytes = plan.usage.weight_bytes
         self.limits = measure_limits(plan.device, plan.limits.cpu_threads)
         print(f"machine     {self.limits.report()}", flush=True)
@@ -48,6 +57,23 @@ class Bench:
         began = time.perf_counter()
         self.llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - began
+
+
+def _check(bench: BenchConfig, plan: MemoryPlan) -> None:
+    """ConfigError for a shape that the model, or a step, has no room for."""
+    num_tokens = bench.input_len + bench.output_len
+    if num_tokens > plan.max_model_len:
+        raise ConfigError(
+            f"--input-len {bench.input_len} and --output-len {bench.output_len}: together more than the context of "
+            f"{plan.max_model_len} tokens",
+            "input_len",
+        )
+    if bench.batch_size > plan.limits.max_num_seqs:
+        raise ConfigError(
+            f"--batch-size {bench.batch_size}: a step has at most {plan.limits.max_num_seqs} sequences; add "
+            f"--max-num-seqs {bench.batch_size}",
+            "batch_size",
+        )
 
 
 def latency(values: dict[str, Any]) -> int:

@@ -16,6 +16,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
 from typing import Any
 
+from octavo import envs
 from octavo.errors import ConfigError
 from octavo.speculation import read_speculation
 
@@ -43,8 +44,6 @@ MAX_STEP_TOKENS = 1 << 24
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 WIDE_ATTENTION, WIDE_MLP = (10, 0), (1, 1)
 """First and last blocks whose rounding to fp8 costs most (benches/fp8_quality.py)."""
-
-Value = bool | int | float | str | list[str] | list[int] | dict[str, Any] | None
 
 
 def option(
@@ -173,7 +172,8 @@ class SchedulerConfig:
     max_queued_tokens: int = option(16 * 1024 * 1024, "Prompt tokens that may wait; more get 429.", low=1)
     overlap_depth: int | None = option(
         None,
-        "Steps in flight; 2 plans the next step while the device runs this one; default 1 on CPU, 2 on CUDA.",
+        "Steps in flight; 2 plans the next step while the device runs this one, which hides all of the host's work "
+        "even where steps take 0.7 ms; tokens are the same at every depth. Default 1 on CPU, 2 on CUDA.",
         low=1,
         high=4,
     )
@@ -199,8 +199,9 @@ class ExecutionConfig:
     )
     attention_backend: str = option(
         "auto",
-        "Paged attention; auto takes Octavo's own for the device, flash leaves prompts to FlashAttention 3.",
-        choices=("auto", "reference", "cpu", "triton", "flash"),
+        "Paged attention; auto takes Octavo's own for the device, flash leaves prompts to FlashAttention 3, "
+        "flashinfer to FlashInfer.",
+        choices=("auto", "reference", "cpu", "triton", "flash", "flashinfer"),
     )
     decode_kernels: str = option(
         "auto",
@@ -305,7 +306,7 @@ class ServerConfig:
         "Seconds without a sign of life after which an engine with calls in flight is killed and replaced; 0: never.",
         low=0,
     )
-    log_level: str = option("info", "Least severe messages shown.", choices=("debug", "info", "warning", "error"))
+    log_level: str = option("info", "Least severe messages shown.", choices=envs.LOG_LEVELS)
     log_format: str = option(
         "text", "Log lines as text, or as JSON with request id and tenant.", choices=("text", "json")
     )
@@ -473,7 +474,8 @@ def make_bench_config(values: Mapping[str, Any]) -> BenchConfig:
 def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
     """The same for the server's own options."""
     _check_values("server", values)
-    config = ServerConfig(**values)
+    level = envs.log_level()
+    config = ServerConfig(**{**({} if level is None else {"log_level": level}), **values})
     _check_server(config)
     return config
 

@@ -35,3 +35,25 @@ def test_offline_only_an_explicit_pace_is_kept(
     limits = cast(dict[str, Any], build.core_config(runner, bounded=bounded))
     assert limits["max_itl_ms"] == told
     assert (limits["max_queued_requests"] == 7) is bounded
+
+
+@pytest.mark.parametrize(
+    ("device", "bounded", "asked", "late"),
+    [
+        ("cuda", True, None, True),
+        ("cuda", True, 20.0, True),
+        ("cuda", True, 0.0, False),
+        ("cuda", False, None, False),
+        ("cpu", True, None, False),
+    ],
+)
+def test_plans_are_late_where_somebody_may_come_and_launches_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch, device: str, bounded: bool, asked: float | None, late: bool
+) -> None:
+    monkeypatch.setattr(build, "CoreConfig", lambda **limits: limits)
+    graphs = {"cuda_graph_sizes": [1, 2, 16], "prompt_graph_tokens": 700 if device == "cuda" else 0}
+    options = {"device": device, "max_itl_ms": asked, "overlap_depth": 2, "max_num_batched_tokens": 8192, **graphs}
+    runner = cast(Runner, SimpleNamespace(config=make_engine_config(options), facts=SimpleNamespace(**FACTS)))
+    limits = cast(dict[str, Any], build.core_config(runner, bounded=bounded))
+    assert limits["plans_late"] is late
+    assert limits["step_sizes"][-1:] == ([640] if device == "cuda" else [])

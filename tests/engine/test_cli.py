@@ -140,6 +140,17 @@ def test_module_and_exit_codes() -> None:
     assert empty.stderr.startswith("usage: octavo")
 
 
+def test_the_log_level_of_the_environment(
+    served: list[tuple[EngineConfig, ServerConfig]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "error")
+    assert [cli.main(["serve", "m"]), cli.main(["serve", "m", "--log-level", "debug"])] == [0, 0]
+    assert [server.log_level for _, server in served] == ["error", "debug"]
+    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "loud")
+    assert cli.main(["serve", "m"]) == 2
+    assert "OCTAVO_LOG_LEVEL: 'loud' is not one of debug, info, warning, error" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("when", ["octavo.config", "octavo.worker.choice"])
 def test_ctrl_c_while_modules_are_imported(when: str) -> None:
     code = f"""

@@ -24,8 +24,8 @@ from octavo.kernels.reference import gated as reference_gated
 from octavo.kernels.reference import rms_norm as reference_norm
 from octavo.kernels.reference.quantize_rows import FP8, LARGEST, dequantize_rows, quantize_rows
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
+from octavo.kernels.triton import moe_experts, quantized_joins, skinny_linear
 from octavo.kernels.triton import quantize_rows as row_kernel
-from octavo.kernels.triton import quantized_joins, skinny_linear
 from octavo.kernels.triton.quantize_rows import quantize_launch
 from octavo.kernels.triton.scale_product import scale_product
 from octavo.kernels.triton.skinny_linear import (
@@ -39,11 +39,12 @@ from octavo.kernels.triton.skinny_linear import (
 from octavo.kernels.triton.skinny_table import MAX_ROWS, Gemv
 from octavo.layers.fused import fp8_joins
 from octavo.layers.fused.decode import FusedDecode
+from octavo.layers.moe import SparseMLP
 from octavo.layers.quant import fp8
 from octavo.layers.quant.fp8 import Fp8Rows
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.decoder import Decoder
-from octavo.models.registry import build_model
+from octavo.models.registry import build_model, with_wide_ends
 
 CPU = torch.device("cpu")
 EPS = 1e-5
@@ -193,6 +194,29 @@ def test_decode_step(changes: dict[str, Any], lengths: list[int], monkeypatch: p
     assert relative_error(hidden, expected) < 2e-5
     for ours, theirs in zip(ctx.kv_cache, caches, strict=True):
         assert relative_error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("lengths", [[130], [5, 1, 64]], ids=["one-row", "rows"])
+def test_decode_step_of_a_mixture(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts in e4m3 between blocks that stay wide: the dense model's modules against the launches."""
+    torch.manual_seed(len(lengths))
+    monkeypatch.setattr(moe_experts, "ROW_NUMBERS", torch.float32)
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    names = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    config = with_wide_ends(config_of(**names, **mixture), (0, 1), (1, 1))
+    model, dense = make_models(config, monkeypatch)
+    kinds = [block.mlp.down.dtype for block in model.layers() if isinstance(block.mlp, SparseMLP)]
+    assert kinds == [torch.float32, FP8, torch.float32]
+    ctx = make_context(SIZES, lengths, layers=SIZES.layers, device="cpu")
+    ctx.kv_cache = [cache.float() for cache in ctx.kv_cache]
+    token_id_t = torch.randint(0, SIZES.vocab, (len(lengths),))
+    caches = [cache.clone() for cache in ctx.kv_cache]
+    decode = FusedDecode(model.weights())
+    for launch in decode.launches(token_id_t, ctx):
+        run(launch)
+    hidden = decode._buffers.hidden_tm[: len(lengths)].clone()
+    expected = dense.forward(token_id_t, ctx.position_t, replace(ctx, kv_cache=caches))
+    assert relative_error(hidden, expected) < 2e-5
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 96), (2, 4100), (0, 64)])

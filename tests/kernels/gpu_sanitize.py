@@ -54,11 +54,34 @@ MIXTURE = QWEN3 | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+GPT_OSS = TINY | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 320,
+    "intermediate_size": 320,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+}
+GLM = TINY | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dense": (LLAMA, {}),
     "eager": (LLAMA, {"enforce_eager": True}),
     "head norms": (QWEN3, {}),
     "experts": (MIXTURE, {}),
+    "gpt-oss": (GPT_OSS, {}),
+    "groups of experts": (GLM, {}),
     "fp8": (LLAMA, {"quantization": "fp8", "fp8_wide_attention": [0, 0], "fp8_wide_mlp": [1, 0]}),
     "deterministic": (LLAMA, {"deterministic": True}),
     "plain": (LLAMA, {"decode_kernels": "plain"}),

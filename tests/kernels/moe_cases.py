@@ -129,6 +129,28 @@ def test_any_rows(shape: str, rows: int, tma: bool, monkeypatch: pytest.MonkeyPa
     assert relative_error(out_mh, expected_of(experts, x_mh)) < 1e-5
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_decode_as_gpt_oss(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Biases everywhere, clamped activations, and widths whose blocks of columns pass the end."""
+    monkeypatch.setitem(LAYERED_SHAPES, "gpt-oss", (3, 2, 720, 240, True))
+    plain = make_experts("gpt-oss", rows)
+    assert 720 % moe_table.fit_rows(moe_table.GATE_UP_ROWS, 240, 720).block_k
+    assert 240 % moe_table.fit_rows(moe_table.DOWN_ROWS, 720, 240).block_k
+    biases = {"gate_up_bias_e2i": 0.5 * torch.randn(3, 480), "down_bias_eh": 0.5 * torch.randn(3, 720)}
+    how = {**biases, "limit": 1.5, "slope": 1.7}
+    experts = replace(plain, router_bias_e=torch.tensor([0.0, 2.0, -1.0]), **how)
+    gain, table = 1 + 0.3 * torch.randn(720), 3 * torch.randn(rows, 720)
+    stream = ResidualStream.allocate(720, torch.float32, CPU)
+    run([embed(torch.arange(rows), table, gain, stream)])
+    buffers = DecodeBuffers.allocate(experts)
+    spoil(buffers)
+    run(moe.decode(experts, stream, buffers, rows, partials=1, gain_n=gain, eps=EPS))
+    x_mh = rms_norm(table, gain, EPS)
+    expert_mj, weight_mj = route(x_mh @ experts.router_eh.T + experts.router_bias_e, 2, True)
+    added = reference_experts(x_mh, expert_mj, weight_mj, experts.gate_up_e2ih, experts.down_ehi, **how)
+    assert relative_error(stream.residual_mn[:rows], table + added) < 1e-5
+
+
 EIGHT_SHAPES = {"small": (64, 32, 0), "several-groups": (160, 96, 0), "squares": (128, 256, 128)}
 """Name -> (width, inner, side of the squares that have scales)."""
 

@@ -1,4 +1,4 @@
-"""The optional FlashAttention backend without the package, and with a stand-in for it."""
+"""The optional backends FlashAttention and FlashInfer without their packages, and with stand-ins for them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from octavo.worker.resolve import resolve_config
 FACTS = {"name": "", "total_bytes": 1 << 37, "free_bytes": 1 << 37, "num_cores": 8, "has_bfloat16": True}
 
 
-def test_cases_in_the_interpreter() -> None:
+@pytest.mark.parametrize("cases", ["flash_cases.py", "flashinfer_cases.py"])
+def test_cases_in_the_interpreter(cases: str) -> None:
     """In a process that sets TRITON_INTERPRET before it imports triton."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "flash_cases.py"],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", cases],
         cwd=Path(__file__).parent,
         env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
         capture_output=True,
@@ -32,18 +33,24 @@ def test_cases_in_the_interpreter() -> None:
     assert " passed" in done.stdout
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-    with pytest.raises(ConfigError, match=r"--attention-backend flash .*pip install tokenspeed-fa3"):
-        make_backend("flash")
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [("flash", "flash_attn_interface", "tokenspeed-fa3"), ("flashinfer", "flashinfer", "flashinfer-python")],
+)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str, module: str, package: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=f"--attention-backend {name} .*pip install {package}"):
+        make_backend(name)
 
 
-def test_decode_steps_keep_their_graphs_and_fused_kernels() -> None:
-    config = make_engine_config({"attention_backend": "flash"})
+@pytest.mark.parametrize("name", ["flash", "flashinfer"])
+def test_decode_steps_keep_their_graphs_and_fused_kernels(name: str) -> None:
+    config = make_engine_config({"attention_backend": name})
     resolved = resolve_config(config, DeviceFacts(kind="cuda", **FACTS), 8192).execution
-    assert (resolved.attention_backend, resolved.decode_kernels, resolved.enforce_eager) == ("flash", "auto", False)
+    assert (resolved.attention_backend, resolved.decode_kernels, resolved.enforce_eager) == (name, "auto", False)
 
 
-def test_a_cpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--attention-backend flash needs a CUDA device"):
-        check_backend("flash", DeviceFacts(kind="cpu", **FACTS))
+@pytest.mark.parametrize("name", ["flash", "flashinfer"])
+def test_a_cpu_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--attention-backend {name} needs a CUDA device"):
+        check_backend(name, DeviceFacts(kind="cpu", **FACTS))

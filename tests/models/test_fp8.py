@@ -10,15 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fp8_checkpoints
 import pytest
 import torch
 from fp8_checkpoints import FORMATS, Fp8Checkpoint, write
 from paged_driver import PagedDriver
-from tiny_models import load, make_reference, read_config, read_tensors, save
+from tiny_models import CASES, QWEN3_MOE, load, make_reference, read_config, read_tensors, save
 from torch import Tensor
 
 from octavo.config import ModelConfig, make_engine_config
 from octavo.errors import ConfigError, ModelError
+from octavo.kernels.reference.moe import dequantize_squares
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_weights
 from octavo.layers.linear import DENSE
 from octavo.layers.moe import SparseMLP
@@ -229,6 +231,45 @@ def test_experts_of_checkpoints(form: str, tmp_path: Path, monkeypatch: pytest.M
             assert 0 < (found - exact).norm() < 0.035 * exact.norm()
         else:
             assert torch.equal(found, exact)
+
+
+def write_squares(folder: Path, monkeypatch: pytest.MonkeyPatch, form: str = "hf-block") -> Fp8Checkpoint:
+    """A mixture of experts large enough for blocks of 128 x 128."""
+    sizes = {**QWEN3_MOE, "hidden_size": 128, "moe_intermediate_size": 256, "num_hidden_layers": 1, "num_experts": 3}
+    monkeypatch.setitem(CASES, "qwen3-moe", ("Qwen3Moe", sizes))
+    monkeypatch.setattr(fp8_checkpoints, "BLOCK", (128, 128))
+    return write(save(make_reference("qwen3-moe"), folder / "plain"), folder / "fp8", form)
+
+
+@pytest.mark.parametrize("form", ["hf-block", "ct-block"])
+def test_squares_of_experts_are_kept(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit; a device without fp8 gets the numbers that they stand for."""
+    made = write_squares(tmp_path, monkeypatch, form)
+    expected = build_model(read_config(made.folder), dtype=torch.float32, device=CPU)
+    expected.load_weights(made.tensors.items())
+    wide = read(made.folder, "fp8")
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    kept = read(made.folder, "fp8", torch.bfloat16)
+    triples = list(zip(experts(kept), experts(wide), experts(expected), strict=True))
+    assert len(triples) == 6
+    for (number, scale), (value, _), (exact, _) in triples:
+        assert number.dtype == FP8
+        assert scale is not None
+        assert scale.shape == (number.shape[0] // 128, number.shape[1] // 128)
+        assert torch.equal(dequantize_squares(number[None], scale[None])[0], exact)
+        assert torch.equal(value, exact)
+
+
+@pytest.mark.parametrize("change", [torch.zeros(256, 128), torch.zeros(256, 128).to(torch.float8_e5m2)])
+def test_squares_without_their_numbers(
+    change: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: None
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = write_squares(tmp_path, monkeypatch).folder / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.0.mlp.experts.1.up_proj.weight": change}, file)
+    with pytest.raises(ModelError, match=r"experts\.1\.up_proj"):
+        read(file.parent, "fp8", torch.bfloat16)
 
 
 @pytest.mark.parametrize("is_merged", [False, True])

@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
     "max_model_len": 128,
     "cpu_threads": 1,
 }
-CASES = ("qwen3-next", "granite-hybrid", "nemotron-h-experts")
+CASES = ("qwen3-next", "granite-hybrid", "nemotron-h-experts", "falcon-h1")
 PROMPTS = [[5 + (i * i) % 90 for i in range(count)] for count in (1, 40, 71, 17, 2)]
 COUNT = 16
 CHANGES: dict[str, dict[str, Any]] = {

@@ -340,6 +340,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Bamba",
         {**MAMBA, "attn_layer_indices": [0, 2], "mamba_proj_bias": True, "mamba_conv_bias": False, "mlp_bias": True},
     ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **MAMBA,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "ssm_multipliers": [0.5, 1.5, 0.8, 1.2, 0.7],
+            "mlp_multipliers": [1.3, 0.6],
+            "key_multiplier": 1.7,
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 1.2,
+            "ssm_in_multiplier": 1.1,
+            "ssm_out_multiplier": 0.7,
+            "embedding_multiplier": 2.0,
+            "lm_head_multiplier": 0.5,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "falcon-h1-norm": ("FalconH1", {**MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True}),
+    "falcon-h1-norm-last": (
+        "FalconH1",
+        {**MAMBA, "mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
     "granite-hybrid": (
         "GraniteMoeHybrid",
         {
@@ -451,6 +477,7 @@ NATIVE_PREFIXES = (
     "Qwen3_5",
     "Qwen3_5Moe",
     "Bamba",
+    "FalconH1",
     "GraniteMoeHybrid",
     "NemotronH",
 )

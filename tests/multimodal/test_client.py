@@ -95,6 +95,31 @@ def test_a_process_that_dies_or_hangs_is_replaced(client: ImageProcessorClient) 
     assert client.process(as_file(picture(5))) == before
 
 
+def test_an_image_that_takes_too_much_memory_costs_nobody_else(tmp_path: Path) -> None:
+    saved("llava", tmp_path)
+    limits = replace(LIMITS, max_pixels=10**8)
+    client = ImageProcessorClient(str(tmp_path), limits, spare_bytes=80 << 20)
+    small = client.process(as_file(picture(1)))
+    pid = client.pid
+    for image in (Image.new("RGB", (9000, 9000), (9, 9, 9)), Image.new("L", (6000, 6000))):
+        with pytest.raises(RequestError, match=r"memory|can't be"):
+            client.process(as_file(image))
+    assert client.process(as_file(picture(1))) == small
+    assert client.pid == pid
+    client.close()
+
+
+def test_a_line_is_no_picture(client: ImageProcessorClient) -> None:
+    """Its short side would be scaled up, and the long one with it."""
+    for size in ((1, 201), (201, 1), (9_000, 1)):
+        with pytest.raises(RequestError, match="200 times"):
+            client.process(as_file(Image.new("RGB", size)))
+        with pytest.raises(RequestError, match="200 times"):
+            client.process(from_object(Image.new("RGB", size), "a", 10**6))
+    assert client.process(as_file(Image.new("RGB", (1, 1)))).token_ids
+    assert client.process(as_file(Image.new("RGB", (200, 1)))).token_ids
+
+
 def test_a_folder_without_a_processor_says_so(tmp_path: Path) -> None:
     client = ImageProcessorClient(str(tmp_path), LIMITS)
     with pytest.raises(ModelError, match="processor of images"):

@@ -7,10 +7,13 @@ import gc
 import json
 import weakref
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from in_process import InThisProcess
 from PIL import Image
@@ -19,11 +22,13 @@ from torch import Tensor
 
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig, MediaConfig, ModelConfig
+from octavo.errors import RequestError
 from octavo.models.image_memory import AllocationCounter, count_encoding, estimate
 from octavo.models.images import ImageEncoder, kind
 from octavo.models.registry import build_model, read_config
 from octavo.multimodal import inputs
 from octavo.multimodal.processor import ImageProcessor
+from octavo.multimodal.sources import from_object
 from octavo.worker.encoder_memory import MIN_VALUES, encoder_usage
 from octavo.worker.media import FeatureCache, StepMedia
 from octavo.worker.memory import make_plan
@@ -117,6 +122,33 @@ def test_pictures_of_one_size_give_the_same_together(name: str, tmp_path: Path) 
         assert torch.allclose(found, encoder.encode(image, torch.device("cpu")), atol=1e-5)
 
 
+ODD_SIZES = ((1, 1), (1, 2), (1, 200), (200, 1), (13, 13), (28, 29), (400, 300))
+NEED_TORCHVISION = ("llava-pixtral", "mistral3")
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_odd_sizes_are_refused_or_encoded(name: str, tmp_path: Path) -> None:
+    """One embedding for each token, alone and beside another image of that size."""
+    if name in NEED_TORCHVISION and find_spec("torchvision") is None:
+        pytest.skip("torchvision")
+    _, encoder = encoders(name, tmp_path)
+    processor, num_encoded = ImageProcessor(str(tmp_path), 10**7), 0
+    for size in ODD_SIZES:
+        try:
+            done = processor.process(from_object(picture(1, size), "here", 1 << 30))
+        except RequestError:
+            continue
+        tensors = safetensors.torch.load(done.data)
+        (alone,), (_, second) = (encoder.encode_equal([tensors] * n, torch.device("cpu")) for n in (1, 2))
+        places = np.flatnonzero(np.array(done.token_ids) == encoder.token_id)
+        assert len(alone) == len(second) == len(places) > 0, size
+        assert torch.allclose(alone, second, atol=1e-4), size
+        if encoder.numbers_positions:
+            assert encoder.positions(done.token_ids, [places], [tensors])[0].shape == (3, len(done.token_ids))
+        num_encoded += 1
+    assert num_encoded >= 4
+
+
 @pytest.fixture
 def llava(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     saved("llava", tmp_path)
@@ -168,6 +200,34 @@ def test_embeddings_are_bounded_and_pictures_that_are_cut_are_encoded_once(llava
         assert cache.num_bytes == min(2, i + 1) * 400
     assert cache.get(bytes([9])) is not None
     assert cache.get(bytes([0])) is None
+
+
+def test_an_encoder_that_fails_over_an_image_costs_nobody_else(
+    llava: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class that takes one image for none gets it twice; one that fails over it anyway shows nothing of it."""
+    with LLM(str(llava), **ENGINE) as llm:
+        media = media_of(llm)
+        expected = ask(llm, [picture(1), picture(2)])
+        encode, limit = media._encoder.encode, 1
+
+        def picky(tensors: dict[str, Tensor], device: torch.device) -> Tensor:
+            if len(tensors["pixel_values"]) <= limit:
+                raise RuntimeError("no such image")
+            return encode(tensors, device)
+
+        monkeypatch.setattr(media._encoder, "encode", picky)
+        media.cache = FeatureCache(1 << 20)
+        assert llm.reset_prefix_cache()
+        assert ask(llm, [picture(1)]) == expected[:1]
+        limit = 99
+        media.cache = FeatureCache(1 << 20)
+        assert llm.reset_prefix_cache()
+        assert ask(llm, [picture(2)]) != expected[1:]
+        assert "can't be encoded" in caplog.text
+        limit = 0
+        assert llm.reset_prefix_cache()
+        assert ask(llm, [picture(1), picture(2)]) == expected
 
 
 def test_a_closed_engine_holds_no_weights(llava: Path) -> None:

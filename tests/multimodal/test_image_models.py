@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from in_process import InThisProcess
 from tiny_images import CASES, picture, saved
@@ -116,5 +118,39 @@ def test_tokens_and_logits_are_those_of_transformers(reference: tuple[Reference,
     assert (found - model.prompt_logprobs(*prompts[2])).abs().max() < TOLERANCE
 
 
+def processed(llm: LLM, data: object) -> list[Any]:
+    """What the model's processor makes of a prompt's images."""
+    assert llm._images is not None
+    return llm._images.process(inputs.images_of(data))
+
+
 CUT = 20
 """Tokens a step: less than most prompts have."""
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v", "llava"])
+def test_images_without_text_between(name: str, tmp_path: Path) -> None:
+    """Transformers takes them for one image where positions have three dimensions, and fails; here the second begins
+    where the first one's positions end, as after any token."""
+    Reference(name, tmp_path)
+    text = "a" + 2 * CASES[name].placeholder + "b"
+    prompt = {"prompt": text, "multi_modal_data": {"image": [picture(1), picture(2, (90, 40))]}}
+    answers = []
+    for budget in (512, CUT):
+        with LLM(str(tmp_path), dtype="float32", device="cpu", cpu_threads=1, max_num_batched_tokens=budget) as llm:
+            (output,) = llm.generate(prompt, GREEDY)
+            answers.append(output.outputs[0].token_ids)
+            encoder = llm._loop.runner._media._encoder  # type: ignore[attr-defined]
+            if budget == CUT or not encoder.numbers_positions:
+                continue
+            ids = np.array(output.prompt_token_ids)
+            place = np.flatnonzero(ids == encoder.token_id)
+            tensors = [safetensors.torch.load(done.data) for done in processed(llm, prompt["multi_modal_data"])]
+            count = int(tensors[0]["image_grid_thw"].prod()) // 4
+            split = [place[:count], place[count:]]
+            position_3p, shift = encoder.positions(ids, split, tensors)
+            first, second = (position_3p[:, each] for each in split)
+            assert int(second.min()) == int(first.max()) + 1
+            assert int(position_3p[0, -1]) == int(second.max()) + 1
+            assert int(position_3p.max()) + 1 - len(ids) == shift
+    assert answers[0] == answers[1]

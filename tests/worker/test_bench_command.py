@@ -56,6 +56,22 @@ def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixt
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--output-len", "56"], "--input-len 9 and --output-len 56: together more than the context of 64 tokens"),
+        (
+            ["--output-len", "9", "--batch-size", "65"],
+            "--batch-size 65: a step has at most 64 sequences; add --max-num-seqs 65",
+        ),
+        (["--task", "embed"], "this model's task is embed: bench times models that generate text"),
+    ],
+)
+def test_shapes_without_room(flags: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "latency", str(folder), *SMALL, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_bytes_are_multiplied_faster_than_floats() -> None:
     limits = measure_limits(cpu_facts(), 1)
     assert limits.read_bytes > 1e8

@@ -59,6 +59,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
     "qwen3_next": {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_experts": 16},
     "bamba": {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "attn_layer_indices": [1]},
+    "falcon_h1": {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "mamba_n_heads": 16},
     "granite_hybrid": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "model_type": "granitemoehybrid",

@@ -202,6 +202,7 @@ BACKENDS = {
     "cpu": "octavo.attention.cpu:CpuAttention",
     "triton": "octavo.attention.triton:TritonAttention",
     "flash": "octavo.attention.flash:flash_attention",
+    "flashinfer": "octavo.attention.flashinfer:flashinfer_attention",
 }
 
 

@@ -72,6 +72,7 @@ def core_config(runner: Loaded, *, bounded: bool = True) -> CoreConfig:
         speculation=read_speculation(scheduler.speculative_config),
         groups=facts.cache_groups,
         step_sizes=prompt_sizes(config.execution),
+        plans_late=bounded and config.execution.device == "cuda" and scheduler.max_itl_ms != 0,
     )
 
 

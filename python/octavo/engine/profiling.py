@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from octavo import envs
+
 
 class Profiler:
     """Traces of the engine's main thread and, on CUDA, of the device. torch is imported at the first start."""
@@ -20,6 +22,7 @@ class Profiler:
             raise ValueError("a profile is being recorded already")
         import torch
 
+        envs.keep_cupti()
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             kinds.append(torch.profiler.ProfilerActivity.CUDA)

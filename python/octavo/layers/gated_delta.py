@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from octavo.attention.base import ForwardContext, StateSpec
 from octavo.kernels.reference.causal_conv import tail_size
 from octavo.kernels.reference.gated_delta import DeltaShape, DeltaWeights
-from octavo.layers.linear import Choice, Linear
+from octavo.layers.linear import Choice, Linear, dense
 from octavo.layers.recurrent import operation
 
 
@@ -64,15 +64,14 @@ class GatedDeltaMixer(nn.Module):
         def vector(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)
 
-        def linear(inputs: int, sizes: dict[str, int]) -> Linear:
+        def linear(inputs: int, sizes: dict[str, int], choose: Choice = choose) -> Linear:
             shards = {f"{prefix}.{name}": size for name, size in sizes.items()}
             return Linear(inputs, shards, bias=False, dtype=dtype, device=device, choose=choose)
 
         names = "in_proj_qkv", "in_proj_z"
         self.project = linear(spec.hidden_size, dict(zip(names, self.sizes[:2], strict=True)))
-        self.project_heads = linear(
-            spec.hidden_size, dict(zip(("in_proj_b", "in_proj_a"), self.sizes[2:], strict=True))
-        )
+        of_heads = dict(zip(("in_proj_b", "in_proj_a"), self.sizes[2:], strict=True))
+        self.project_heads = linear(spec.hidden_size, of_heads, dense)  # too few features for 8 bits to gain anything
         self.out = linear(shape.inner, {"out_proj": spec.hidden_size})
         self.tap_ck, self.gain_d = vector(shape.channels, spec.taps), vector(shape.value_dim)
         heads = shape.num_value_heads

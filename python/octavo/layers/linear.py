@@ -24,8 +24,8 @@ class Product(Protocol):
     shards: dict[str, int]
 
 
-Form = Literal["wide", "channels"]
-"""Of a matrix: plain numbers, or e4m3 with a scale an output channel."""
+Form = Literal["wide", "channels", "squares"]
+"""Of a matrix: plain numbers, or e4m3 with a scale an output channel, or one a square block (experts only)."""
 
 
 class LinearMethod(Protocol):

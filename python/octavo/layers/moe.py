@@ -3,7 +3,8 @@
 Experts are stacked in one matrix a kind, as kernels want them: gate above up [e, 2 i, m], down [e, m, i]. On CUDA the
 kernels of octavo.kernels.triton.moe run them (nothing is read back, so CUDA graphs can capture it); elsewhere a loop
 over the experts that have rows. In fp8 they are e4m3 with a scale an output channel, as linear layers are
-(quant/fp8.py), where kernels run them; elsewhere their rounded values are kept in the model's dtype.
+(quant/fp8.py), or with a checkpoint's scales of square blocks, where kernels run them; elsewhere their rounded values
+are kept in the model's dtype.
 
 Shape suffixes: t tokens, m model dim, e experts, j choices of a token, i inner dim, f flat (token, choice) pairs.
 """
@@ -18,17 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from octavo.kernels.reference.moe import Rule, choose
+from octavo.kernels.reference.moe import Rule, choose, dequantize_squares
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
-from octavo.kernels.triton.moe_table import supports, supports_eight
+from octavo.kernels.triton.moe_table import SQUARE, supports, supports_eight, supports_squares
 from octavo.kernels.triton.target import runs_kernels
 from octavo.layers.activation import ClampedActivation, GatedActivation, activation
 from octavo.layers.fused.base import ExpertWeights
-from octavo.layers.linear import Choice, dense
+from octavo.layers.linear import Choice, Form, dense
 from octavo.layers.quant import fp8
 from octavo.layers.sparse_mixer import sparse_mixer
 
 SILU = ("silu", "swish")
+SQUARES = "weight_scale_squares"
+"""What a slot of scales of square blocks is called, below its matrix' name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,8 @@ class SparseMLP(nn.Module):
         knows_activation = spec.is_gated and (clamp is not None or hidden_act in SILU)
         knows_input = not spec.routing.weighs_input or spec.top_k == 1
         self.has_kernels = knows_activation and knows_input and supports(hidden_size, inner, count, spec.top_k)
-        is_fp8 = self.has_kernels and supports_eight(hidden_size, inner) and self._is_chosen(choose, hidden_size)
+        self.form = self._form(choose, hidden_size) if self.has_kernels else "wide"
+        is_fp8, side = self.form != "wide", SQUARE if self.form == "squares" else 1
 
         def parameter(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)
@@ -175,21 +179,28 @@ class SparseMLP(nn.Module):
         self.choice_bias = parameter(count, kept=torch.float32) if routing.has_choice_bias else None
         self.gate_up = parameter(count, first_inner, hidden_size, kept=FP8 if is_fp8 else dtype)
         self.down = parameter(count, hidden_size, inner, kept=FP8 if is_fp8 else dtype)
-        self.gate_up_scale = parameter(count, 2 * inner, kept=torch.float32) if is_fp8 else None
-        self.down_scale = parameter(count, hidden_size, kept=torch.float32) if is_fp8 else None
+        self.gate_up_scale: nn.Parameter | None = None
+        self.down_scale: nn.Parameter | None = None
+        if is_fp8:
+            columns = ((hidden_size // side,), (inner // side,)) if side > 1 else ((), ())
+            self.gate_up_scale = parameter(count, 2 * inner // side, *columns[0], kept=torch.float32)
+            self.down_scale = parameter(count, hidden_size // side, *columns[1], kept=torch.float32)
         self.gate_up_bias = parameter(count, 2 * inner) if spec.has_biases else None
         self.down_bias = parameter(count, hidden_size) if spec.has_biases else None
         self.score: Callable[[Tensor, Tensor], Tensor] = F.linear
         """The router's product; replaced where products must be batch-invariant (experts' are, on CUDA)."""
 
-    def _is_chosen(self, choose: Choice, hidden_size: int) -> bool:
-        """Whether the experts' matrices are to be kept in e4m3."""
+    def _form(self, choose: Choice, hidden_size: int) -> Form:
+        """How the experts' matrices are to be kept, as far as kernels can multiply them so."""
         names, spec = self.names, self.spec
         prefixes = [f"{names.experts}.{expert}" for expert in range(spec.num_experts)]
         halves = [f"{prefix}.{part}" for prefix in prefixes for part in (names.gate, names.up)]
         downs = [f"{prefix}.{names.down}" for prefix in prefixes]
         shards = dict.fromkeys(halves, spec.intermediate_size) | dict.fromkeys(downs, hidden_size)
-        return choose(ExpertProduct(hidden_size, spec.intermediate_size, shards)).form == "channels"
+        form = choose(ExpertProduct(hidden_size, spec.intermediate_size, shards)).form
+        if form == "squares" and not supports_squares(hidden_size, spec.intermediate_size):
+            form = "channels"
+        return form if supports_eight(hidden_size, spec.intermediate_size) else "wide"
 
     def finish(self) -> None:
         """Once, when the slots are filled: where the device has no fp8 products, experts become dense ones with the
@@ -200,7 +211,11 @@ class SparseMLP(nn.Module):
             number = getattr(self, name)
             wide = number.new_empty(number.shape, dtype=self.dtype)
             for expert in range(self.spec.num_experts):
-                wide[expert] = dequantize_rows(number[expert], scale[expert])
+                part = slice(expert, expert + 1)
+                if self.form == "squares":
+                    wide[part] = dequantize_squares(number[part], scale[part])
+                else:
+                    wide[expert] = dequantize_rows(number[expert], scale[expert])
             setattr(self, name, nn.Parameter(wide, requires_grad=False))
         self.gate_up_scale = self.down_scale = None
 
@@ -228,7 +243,7 @@ class SparseMLP(nn.Module):
 
         scales: ExpertScales | None = None
         if self.gate_up_scale is not None and self.down_scale is not None:
-            scales = ExpertScales(self.gate_up_scale, self.down_scale)
+            scales = ExpertScales.of(self.gate_up_scale, self.down_scale)
         spec, routing = self.spec, self.spec.routing
         clamp = spec.clamped or Clamped(0.0, 1.0)
         experts = Experts(
@@ -285,10 +300,11 @@ class SparseMLP(nn.Module):
             found[f"{prefix}.{names.up}.weight"] = gate_up[-inner:]
             found[f"{prefix}.{names.down}.weight"] = self.down[expert]
             if self.gate_up_scale is not None and self.down_scale is not None:
-                scale = self.gate_up_scale[expert]
-                found[f"{prefix}.{names.gate}.weight_scale"] = scale[:inner]
-                found[f"{prefix}.{names.up}.weight_scale"] = scale[inner:]
-                found[f"{prefix}.{names.down}.weight_scale"] = self.down_scale[expert]
+                kind = SQUARES if self.form == "squares" else "weight_scale"
+                first, second = self.gate_up_scale[expert].chunk(2)
+                found[f"{prefix}.{names.gate}.{kind}"] = first
+                found[f"{prefix}.{names.up}.{kind}"] = second
+                found[f"{prefix}.{names.down}.{kind}"] = self.down_scale[expert]
         return found
 
     def merged_slots(self) -> dict[str, Merged]:
@@ -299,7 +315,7 @@ class SparseMLP(nn.Module):
         halves = tuple(f"{prefix}.{part}.weight" for prefix in prefixes for part in parts)
         downs = tuple(f"{prefix}.{names.down}.weight" for prefix in prefixes)
         found = {names.merged_gate_up: Merged(self.gate_up, halves), names.merged_down: Merged(self.down, downs)}
-        if self.gate_up_scale is not None and self.down_scale is not None:
+        if self.gate_up_scale is not None and self.down_scale is not None and self.form == "channels":
             scales = (names.merged_gate_up, self.gate_up_scale, halves), (names.merged_down, self.down_scale, downs)
             found |= {f"{name}_scale": Merged(slot, tuple(f"{n}_scale" for n in of)) for name, slot, of in scales}
         if names.merged_router != names.router:

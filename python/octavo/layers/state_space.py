@@ -7,9 +7,11 @@ Shape suffixes: t tokens, m model dim, i inner, c convolved channels, k taps, h 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from octavo.attention.base import ForwardContext, StateSpec
 from octavo.kernels.reference.causal_conv import tail_size
@@ -35,6 +37,10 @@ class StateSpaceSpec:
     has_conv_bias: bool
     step_limits: tuple[float, float]
     """Of the time steps."""
+    gating: Literal["before the norm", "after the norm", "no norm"] = "before the norm"
+    """Where the gate comes."""
+    has_out_bias: bool | None = None
+    """Of the last product; None: as the first one's."""
 
     @property
     def shape(self) -> StateSpaceShape:
@@ -69,38 +75,48 @@ class StateSpaceMixer(nn.Module):
         def vector(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)
 
-        def linear(inputs: int, name: str, outputs: int) -> Linear:
+        def linear(inputs: int, name: str, outputs: int, has_bias: bool) -> Linear:
             shards = {f"{prefix}.{name}": outputs}
-            return Linear(inputs, shards, bias=spec.has_bias, dtype=dtype, device=device, choose=choose)
+            return Linear(inputs, shards, bias=has_bias, dtype=dtype, device=device, choose=choose)
 
-        self.project = linear(spec.hidden_size, "in_proj", sum(self.sizes))
-        self.out = linear(inner, "out_proj", spec.hidden_size)
-        self.tap_ck, self.gain_i = vector(channels, spec.taps), vector(inner)
+        self.project = linear(spec.hidden_size, "in_proj", sum(self.sizes), spec.has_bias)
+        has_out_bias = spec.has_bias if spec.has_out_bias is None else spec.has_out_bias
+        self.out = linear(inner, "out_proj", spec.hidden_size, has_out_bias)
+        self.tap_ck = vector(channels, spec.taps)
+        self.gain_i = None if spec.gating == "no norm" else vector(inner)
         self.conv_bias_c = vector(channels) if spec.has_conv_bias else None
         self.step_bias_h, self.log_decay_h, self.skip_h = (vector(heads, kept=torch.float32) for _ in range(3))
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]. Nothing is rotated."""
-        spec, shape, device = self.spec, self.spec.shape, hidden_tm.device
+        shape, device = self.spec.shape, hidden_tm.device
         state_bz, rows = ctx.kv_cache[self.state.layer], ctx.state_rows(self.state.layer)
         gate_ti, input_tc, step_th = self.project(hidden_tm).split(self.sizes, -1)
-        convolve, scan, norm = (operation(name, device) for name in ("causal_conv", "state_space", "gated_norm"))
+        convolve, scan = operation("causal_conv", device), operation("state_space", device)
         xbc_tc = convolve(input_tc, self.tap_ck, self.conv_bias_c, state_bz, rows, offset=shape.state_size)
-        weights = StateSpaceWeights(self.step_bias_h, self.log_decay_h, self.skip_h, spec.step_limits)
+        weights = StateSpaceWeights(self.step_bias_h, self.log_decay_h, self.skip_h, self.spec.step_limits)
         out_ti = scan(xbc_tc, step_th, weights, shape, state_bz, rows)
-        group = shape.inner // shape.num_groups
-        result_tm: Tensor = self.out(norm(out_ti, gate_ti, self.gain_i, spec.norm_eps, group=group, gates_first=True))
+        result_tm: Tensor = self.out(self._gated(out_ti, gate_ti))
         return result_tm
+
+    def _gated(self, out_ti: Tensor, gate_ti: Tensor) -> Tensor:
+        spec = self.spec
+        if self.gain_i is None:
+            return (out_ti.float() * F.silu(gate_ti.float())).to(out_ti.dtype)
+        norm, group = operation("gated_norm", out_ti.device), spec.shape.inner // spec.num_groups
+        is_first = spec.gating == "before the norm"
+        return norm(out_ti, gate_ti, self.gain_i, spec.norm_eps, group=group, gates_first=is_first)
 
     def slots(self) -> dict[str, Tensor]:
         """Checkpoint names below the layer's prefix."""
         found = {
             "conv1d.weight": self.tap_ck.unsqueeze(1),
-            "norm.weight": self.gain_i,
             "dt_bias": self.step_bias_h,
             "A_log": self.log_decay_h,
             "D": self.skip_h,
         }
+        if self.gain_i is not None:
+            found["norm.weight"] = self.gain_i
         if self.conv_bias_c is not None:
             found["conv1d.bias"] = self.conv_bias_c
         named = {f"{self.prefix}.{name}": slot for name, slot in found.items()}

@@ -131,18 +131,26 @@ def make_mixer(
     """What brings a block's tokens together; None where nothing does."""
     if not spec.has_mixer:
         return None
-    layer = spec.attention.layer
-    if isinstance(spec.recurrent, StateSpaceSpec):
-        return StateSpaceMixer(spec.recurrent, layer, names.recurrent, choose, dtype=dtype, device=device)
-    if isinstance(spec.recurrent, GatedDeltaSpec):
-        return GatedDeltaMixer(spec.recurrent, layer, names.recurrent, choose, dtype=dtype, device=device)
+    if spec.recurrent is not None and not spec.is_beside:
+        return make_recurrent(spec, names, choose, dtype, device)
     make = SelfAttention if spec.latent is None else LatentAttention
     return make(spec, names, rotary, choose, dtype, device)
 
 
+def make_recurrent(
+    spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device
+) -> StateSpaceMixer | GatedDeltaMixer:
+    """A block's recurrent layer."""
+    layer = spec.attention.layer + spec.is_beside
+    if isinstance(spec.recurrent, StateSpaceSpec):
+        return StateSpaceMixer(spec.recurrent, layer, names.recurrent, choose, dtype=dtype, device=device)
+    assert isinstance(spec.recurrent, GatedDeltaSpec)
+    return GatedDeltaMixer(spec.recurrent, layer, names.recurrent, choose, dtype=dtype, device=device)
+
+
 class DecoderBlock(nn.Module):
-    """Attention (or a recurrent layer) and an MLP between norms, or one of the two; each norm before them first adds
-    what came before it to the residual."""
+    """Attention (or a recurrent layer, or both) and an MLP between norms, or one of the two; each norm before them adds
+    what came before it to the residual first."""
 
     def __init__(
         self,
@@ -163,6 +171,7 @@ class DecoderBlock(nn.Module):
         self.residual_scale, self.norms_after = spec.residual_scale, spec.norms_after
         self.input_norm = norm(spec.norms_before and spec.has_mixer)
         self.attention = make_mixer(spec, names, rotary, choose.mixer, dtype, device)
+        self.beside = make_recurrent(spec, names, choose.mixer, dtype, device) if spec.is_beside else None
         self.attention_out_norm = norm(spec.norms_after and spec.has_mixer)
         self.mlp_norm = norm(spec.norms_before and spec.has_mlp and (spec.has_own_norm or not spec.is_parallel))
         self.mlp = make_mlp(spec, names, choose.mlp, dtype, device) if spec.has_mlp else None
@@ -179,7 +188,10 @@ class DecoderBlock(nn.Module):
             hidden_tm, residual_tm = first_norm.add_norm(hidden_tm, residual_tm)
         if self.attention is None:
             return self._transformed(hidden_tm), residual_tm
-        attended_tm = self.attention_out_norm(self.attention(hidden_tm, cos_sin_tr, ctx))
+        mixed_tm = self.attention(hidden_tm, cos_sin_tr, ctx)
+        if self.beside is not None:
+            mixed_tm = mixed_tm + self.beside(hidden_tm, None, ctx)
+        attended_tm = self.attention_out_norm(mixed_tm)
         if self.mlp is None:
             return self._scaled(attended_tm), residual_tm
         if self.is_parallel:
@@ -201,8 +213,9 @@ class DecoderBlock(nn.Module):
         names = self.names
         attention = self.attention
         mixed = attention.slots(names) if isinstance(attention, SelfAttention | LatentAttention) else {}
-        if isinstance(attention, StateSpaceMixer | GatedDeltaMixer):
-            mixed = attention.slots()
+        for recurrent in (attention, self.beside):
+            if isinstance(recurrent, StateSpaceMixer | GatedDeltaMixer):
+                mixed |= recurrent.slots()
         return {
             **mixed,
             **({} if self.mlp is None else self.mlp.slots()),

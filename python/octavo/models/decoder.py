@@ -76,7 +76,7 @@ class Decoder(nn.Module):
         self.vocab_size = config.vocab_size
         self.quantization = config.quantization
         specs = [family.block(config, layer) for layer in range(config.num_layers)]
-        self.attention_specs = [spec.cache for spec in specs if spec.cache is not None]
+        self.attention_specs = [cache for spec in specs for cache in spec.caches]
         ropes = list(dict.fromkeys(spec.rope for spec in specs if spec.rope is not None))
         rotaries = [Rotary(rope, max_length, device=device) for rope in ropes]
         self.rotaries = nn.ModuleList(rotaries)
@@ -172,7 +172,8 @@ class Decoder(nn.Module):
         use_joins(self, pdl=pdl)
         for block in self.layers():
             layer = block.attention
-            if isinstance(block.input_norm, RMSNorm) and not block.is_parallel and isinstance(layer, SelfAttention):
+            reads_alone = not block.is_parallel and block.beside is None
+            if isinstance(block.input_norm, RMSNorm) and reads_alone and isinstance(layer, SelfAttention):
                 quantize_between(block.input_norm, layer.qkv, pdl=pdl)
             if isinstance(block.mlp, GatedMLP):
                 if isinstance(block.mlp_norm, RMSNorm):
@@ -180,6 +181,10 @@ class Decoder(nn.Module):
                 quantize_between(block.mlp.act, block.mlp.down, pdl=pdl)
         if may_decode:
             self._sum_between(pdl=pdl)
+            if self.decode_kernels is None and DeviceTraits.of(self.norm.weight.device).capability[0] == 9:
+                from octavo.layers.fused.one_row import use_vectors
+
+                use_vectors(self, pdl=pdl)
         for layer in (block.attention for block in self.layers()):
             if isinstance(layer, LatentAttention):
                 layer.use_fused(pdl=pdl)

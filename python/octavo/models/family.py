@@ -89,6 +89,8 @@ class BlockSpec:
     """Attention is of latents (latent.py); qkv's options are then of no meaning."""
     recurrent: StateSpaceSpec | GatedDeltaSpec | None = None
     """In the place of attention there is such a layer; of `attention`, its number alone has a meaning then."""
+    is_beside: bool = False
+    """The recurrent layer does not take attention's place but reads what it reads, and their results are added."""
     has_mixer: bool = True
     """Otherwise there is neither: the block is an MLP, and keeps nothing."""
     has_mlp: bool = True
@@ -98,12 +100,14 @@ class BlockSpec:
     """Each query head has a learned score without a value (`AttentionBackend.attend`)."""
 
     @property
-    def cache(self) -> CacheSpec | None:
-        """What the block keeps of a sequence."""
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What the block keeps of a sequence: up to two, whose numbers follow each other."""
         if not self.has_mixer:
-            return None
-        layer = self.attention.layer
-        return self.attention if self.recurrent is None else StateSpec(layer, self.recurrent.state_size)
+            return ()
+        if self.recurrent is None:
+            return (self.attention,)
+        state = StateSpec(self.attention.layer + self.is_beside, self.recurrent.state_size)
+        return (self.attention, state) if self.is_beside else (state,)
 
     def extras(self) -> tuple[str, ...]:
         """What no block of Llama, Qwen or Mixtral has, in words; kernels of whole blocks know only those."""

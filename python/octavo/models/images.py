@@ -10,10 +10,12 @@ Shape suffixes: i tokens that stand for an image, p positions of a prompt, m mod
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,8 @@ from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.image_families import IMAGE_FAMILIES
 from octavo.models.image_trial import compare, record
+
+Ints = npt.NDArray[np.int64]
 
 
 class ImageEncoder:
@@ -56,9 +60,13 @@ class ImageEncoder:
         return sum(x.nbytes for part in parts for x in (*part.parameters(), *part.buffers()))
 
     def encode_equal(self, images: Sequence[Mapping[str, Tensor]], device: torch.device) -> list[Tensor]:
-        """Embeddings of images whose `kind` is equal, [i, m] of each, from one call."""
+        """Embeddings of images whose `kind` is equal, [i, m] of each, from one call. Where the class fails over a
+        single image, it gets it twice: some take a batch of one for none (Mistral 3's, over an image of one token)."""
         if len(images) == 1:
-            return [self.encode(images[0], device)]
+            try:
+                return [self.encode(images[0], device)]
+            except (RuntimeError, ValueError, IndexError):
+                return self.encode_equal([images[0], images[0]], device)[:1]
         joined = {name: torch.cat([image[name] for image in images]) for name in images[0]}
         return [part.clone() for part in self.encode(joined, device).chunk(len(images))]  # each is freed by itself
 
@@ -82,15 +90,22 @@ class ImageEncoder:
         }
 
     def positions(
-        self, token_id_p: Tensor, is_image_p: Tensor, images: Sequence[Mapping[str, Tensor]]
+        self, token_ids: Sequence[int] | Ints, places: Sequence[Ints], images: Sequence[Mapping[str, Tensor]]
     ) -> tuple[Tensor, int]:
-        """Positions [3, p] of a sequence whose prompt has these images, and how far later positions are from plain
-        ones."""
-        grid = torch.cat([image["image_grid_thw"] for image in images])
+        """Positions [3, p] of a sequence whose prompt has these images, each at its places, and how far later positions
+        are from plain ones. Transformers takes image tokens without text between them for one image, so a token is put
+        between such, which moves what follows by one, and is taken out again."""
+        ids, kinds = np.asarray(token_ids, dtype=np.int64), np.zeros(len(token_ids), dtype=np.int32)
+        kinds[np.concatenate(places)] = 1
+        gaps = [int(b[0]) for a, b in itertools.pairwise(places) if b[0] == a[-1] + 1]
         position_31p, shift = self.base.get_rope_index(
-            input_ids=token_id_p.unsqueeze(0), mm_token_type_ids=is_image_p.int().unsqueeze(0), image_grid_thw=grid
+            input_ids=torch.from_numpy(np.insert(ids, gaps, 0)).unsqueeze(0),
+            mm_token_type_ids=torch.from_numpy(np.insert(kinds, gaps, 0)).unsqueeze(0),
+            image_grid_thw=torch.cat([image["image_grid_thw"] for image in images]),
         )
-        return position_31p[:, 0], int(shift)
+        is_own = np.insert(np.ones(len(ids), dtype=bool), gaps, False)
+        num_before_p = np.cumsum(~is_own)[is_own]
+        return position_31p[:, 0, is_own] - torch.from_numpy(num_before_p), int(shift)
 
     @torch.inference_mode()
     def try_out(
@@ -103,7 +118,7 @@ class ImageEncoder:
         """Read a prompt with images (start, length, tensors each), of which the processor made `inputs` as a whole, as
         the class does and as Octavo does. ModelError says why that is not the same."""
         token_id_t = torch.tensor(token_ids, device=device)
-        media, is_image_t = MediaInput(), np.zeros(len(token_ids), dtype=bool)
+        media, places = MediaInput(), []
         try:
             for start, length, tensors in images:
                 place_i = start + np.flatnonzero(np.asarray(token_ids[start : start + length]) == self.token_id)
@@ -113,12 +128,11 @@ class ImageEncoder:
                     raise ModelError("it makes other embeddings of two pictures at once than of each")
                 if not len(place_i) or len(place_i) != len(feature_im):
                     raise ModelError(f"it makes {len(feature_im)} embeddings for {len(place_i)} image tokens")
-                is_image_t[place_i] = True
+                places.append(place_i)
                 media.add_features(place_i, feature_im)
             position_3t: Tensor | None = None
             if self.numbers_positions:
-                tensors_of = [tensors for _, _, tensors in images]
-                position_3t, _ = self.positions(token_id_t.cpu(), torch.from_numpy(is_image_t), tensors_of)
+                position_3t, _ = self.positions(token_ids, places, [tensors for _, _, tensors in images])
             taken = self._taken(inputs, inspect.signature(self.base.forward).parameters, device)
             given = record(self.base, self._text_name, self._embed, token_id_t, taken)
             embedded_tm = media.finish(device).embedded(self._embed(token_id_t))

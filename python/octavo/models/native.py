@@ -57,6 +57,7 @@ NATIVE = {
     "Qwen3_5ForCausalLM": "octavo.models.qwen3_next:FAMILY",
     "Qwen3_5MoeForCausalLM": "octavo.models.qwen3_next:FAMILY",
     "PhimoeForCausalLM": "octavo.models.phimoe:FAMILY",
+    "FalconH1ForCausalLM": "octavo.models.falcon_h1:FAMILY",
     "BambaForCausalLM": "octavo.models.bamba:FAMILY",
     "GraniteMoeHybridForCausalLM": "octavo.models.granite_hybrid:FAMILY",
     "NemotronHForCausalLM": "octavo.models.nemotron_h:FAMILY",

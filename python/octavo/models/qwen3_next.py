@@ -4,7 +4,7 @@ Qwen 3.5's checkpoints have recurrent products by what they make, Qwen 3-Next's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -49,36 +49,37 @@ def delta_block(config: NormalConfig, layer: int) -> BlockSpec:
     )
 
 
-def split_gates(config: NormalConfig, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A query product has, head by head, the head's query and its gate."""
-    heads = torch.unflatten(tensor, 0, (config.num_heads, 2, config.head_dim))
-    yield name, heads[:, 0].flatten(0, 1)
-    yield name.replace("q_proj", "q_gate"), heads[:, 1].flatten(0, 1)
+def _runs(tensor: Tensor, outer: int, sizes: Sequence[int]) -> list[Tensor]:
+    """Of a tensor whose rows are `outer` times (some, some …), the rows of each kind. Scales of blocks of rows are
+    dealt alike; those that blocks of several kinds share go to all of them."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    block = outer * sum(sizes) // rows
+    if rows == 1 or any(size % block for size in sizes):
+        return [tensor] * len(sizes)
+    parts = torch.unflatten(tensor, 0, (outer, -1)).split_with_sizes([size // block for size in sizes], 1)
+    return [part.flatten(0, 1) for part in parts]
 
 
-def _split_heads(config: NormalConfig, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Recurrent products have, key head by key head, all that belongs to it."""
+def _convert(config: NormalConfig, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+    """Query products have, head by head, its query and its gate; recurrent products of Qwen 3-Next, key head by key
+    head, all that belongs to it."""
     spec = delta_spec(config)
     each = spec.num_value_heads // spec.num_key_heads
     keys, values = spec.key_dim, each * spec.value_dim
-    by_head = torch.unflatten(tensor, 0, (spec.num_key_heads, -1))
-    if name.endswith("in_proj_qkvz.weight"):
-        q, k, v, z = (part.flatten(0, 1) for part in by_head.split_with_sizes([keys, keys, values, values], 1))
-        yield name.replace("qkvz", "qkv"), torch.cat((q, k, v))
-        yield name.replace("qkvz", "z"), z
-    else:
-        for part, letter in zip(by_head.split_with_sizes([each, each], 1), "ba", strict=True):
-            yield name.replace("in_proj_ba", f"in_proj_{letter}"), part.flatten(0, 1)
-
-
-def _convert(config: NormalConfig, tensors: Tensors) -> Tensors:
     for name, tensor in tensors:
         if name.startswith("mtp."):  # a drafter beside the model
             continue
         if ".self_attn.q_proj." in name:
-            yield from split_gates(config, name, tensor)
-        elif ".in_proj_qkvz." in name or ".in_proj_ba." in name:
-            yield from _split_heads(config, name, tensor)
+            query, gate = _runs(tensor, config.num_heads, [config.head_dim] * 2)
+            yield name, query
+            yield name.replace("q_proj", "q_gate"), gate
+        elif ".in_proj_qkvz." in name:
+            q, k, v, z = _runs(tensor, spec.num_key_heads, [keys, keys, values, values])
+            yield name.replace("qkvz", "qkv"), q if q is tensor else torch.cat((q, k, v))
+            yield name.replace("qkvz", "z"), z
+        elif ".in_proj_ba." in name:
+            for part, letter in zip(_runs(tensor, spec.num_key_heads, [each] * 2), "ba", strict=True):
+                yield name.replace("in_proj_ba", f"in_proj_{letter}"), part
         else:
             yield name, tensor
 

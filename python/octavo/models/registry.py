@@ -164,7 +164,8 @@ def choose_method(config: NormalConfig, quantization: str, prefix: str) -> Choic
     """
     if quantization == "none":
         return dense
-    method, stored = find_method(quantization), config.quantization
+    stored = config.quantization
+    method = find_method(quantization, None if stored is None else stored.block)
 
     def choose(layer: Product) -> LinearMethod:
         names = [f"{prefix}.{name}" for name in layer.shards]

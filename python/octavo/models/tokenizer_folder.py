@@ -1,7 +1,8 @@
 """The tokenizer of a model folder: its tokenizer.json, or one converted once from an older format.
 
-The conversion (SentencePiece's tokenizer.model, GPT-2's vocab.json + merges.txt, BERT's vocab.txt) is
-Transformers'; the result is kept in the cache. Not here: tokenizers inside .gguf files (tokenizer_gguf.py).
+The conversion (SentencePiece's tokenizer.model, tiktoken files, tekken.json, GPT-2's vocab.json + merges.txt,
+BERT's vocab.txt) is Transformers'; the result is kept in the cache. Not here: tokenizers inside .gguf files
+(tokenizer_gguf.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from pathlib import Path
 from octavo import envs
 from octavo.errors import ModelError
 
-OLD_FORMATS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "merges.txt", "vocab.txt")
+OLD_FORMATS = (
+    "tekken.json",
+    "tiktoken.model",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "merges.txt",
+    "vocab.txt",
+)
 """Files that hold a tokenizer in a form that has to be converted."""
 
 READ_BY_CONVERSION = (*OLD_FORMATS, "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
@@ -36,19 +45,25 @@ def find(folder: Path) -> Path | None:
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The cache's tokenizer folder `name`, made by `build(folder)` when it is not there; never seen half done."""
+    """The cache's tokenizer folder `name`, made by `build(folder)` when it is not there; never seen half done.
+
+    ConfigError: the cache can't be written to.
+    """
     target = envs.cache_dir() / "tokenizers" / name
     if (target / "tokenizer.json").is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+    except OSError as error:
+        raise envs.cache_error(target.parent, error) from error
     try:
         build(work)
         work.chmod(0o755)
         os.replace(work, target)
-    except OSError:
+    except OSError as error:
         if not (target / "tokenizer.json").is_file():  # else another process was first, with the same content
-            raise
+            raise envs.cache_error(target.parent, error) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
@@ -58,7 +73,7 @@ def _convert(folder: Path, target: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
         tokenizer.save_pretrained(target)
     except (ValueError, ImportError, OSError, KeyError) as e:
         raise ModelError(f"{folder}: its tokenizer can't be converted to tokenizer.json: {_one_line(e)}") from None

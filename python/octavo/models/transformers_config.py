@@ -38,9 +38,16 @@ def foreign_config(raw: Mapping[str, Any]) -> Any:
     if model_type not in transformers.CONFIG_MAPPING:
         raise unknown(raw)
     try:
-        return transformers.CONFIG_MAPPING[model_type].from_dict(_with_floats(plain))
+        return with_own_kernels(transformers.CONFIG_MAPPING[model_type].from_dict(_with_floats(plain)))
     except Exception as error:  # foreign code with error classes of its own
         raise ModelError(f"Transformers rejects config.json: {error}") from error
+
+
+def with_own_kernels(config: Any) -> Any:
+    """A config without the functions that config.json may name: Transformers fetches "owner/name" from the hub."""
+    config._attn_implementation = None
+    config._experts_implementation = None
+    return config
 
 
 def _common(text: Any, name: str) -> int | None:

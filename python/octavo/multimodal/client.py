@@ -24,6 +24,10 @@ log = logging.getLogger("octavo.multimodal")
 START_TIMEOUT_S = 180.0
 """Transformers is imported there, from a cold disk perhaps."""
 
+MIN_SPARE_BYTES = 1 << 30
+PIXEL_BYTES = 64
+"""Memory a pixel: copies of three channels in 8 and 32 bits, before and after scaling."""
+
 BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[2])
 from octavo.multimodal.process import main
@@ -33,9 +37,11 @@ main(int(sys.argv[1]))"""
 class ImageProcessorClient:
     """One process for one model. `close` ends it."""
 
-    def __init__(self, folder: str, limits: ImageLimits) -> None:
+    def __init__(self, folder: str, limits: ImageLimits, spare_bytes: int | None = None) -> None:
+        """`spare_bytes`: what the process may take beside itself; None: enough for the largest image."""
         self._folder = folder
         self._limits = limits
+        self._spare_bytes = MIN_SPARE_BYTES + PIXEL_BYTES * limits.max_pixels if spare_bytes is None else spare_bytes
         self._turns = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -104,7 +110,7 @@ class ImageProcessorClient:
 
     def _first_answer(self, pipe: Connection) -> tuple[Any, ...]:
         try:
-            pipe.send((self._folder, self._limits.max_pixels))
+            pipe.send((self._folder, self._limits.max_pixels, self._spare_bytes))
             if pipe.poll(START_TIMEOUT_S):
                 answer: tuple[Any, ...] = pipe.recv()
                 return answer

@@ -11,8 +11,11 @@ import warnings
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from octavo.errors import RequestError
+from octavo.multimodal.rgb import as_rgb
 from octavo.multimodal.sources import FileImage, ImageSource, PixelImage
 
+MAX_RATIO = 200
+"""Of an image's sides: processors scale the shorter one up to the model's size, and the other with it."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
@@ -33,8 +36,8 @@ def _decode_file(source: FileImage, max_pixels: int) -> Image.Image:
             image = Image.open(io.BytesIO(source.data), formats=FORMATS)
             _check_size(image.size, max_pixels, where)
             image.load()
-            turned = ImageOps.exif_transpose(image)
-            return turned.convert("RGB")
+            rgb: Image.Image = as_rgb(ImageOps.exif_transpose(image))
+            return rgb
     except UnidentifiedImageError:
         message = f"{where}: this is no image in a format that is taken ({', '.join(FORMATS)})"
         raise RequestError(message, where) from None
@@ -52,5 +55,10 @@ def _check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
     if width * height > max_pixels:
         raise RequestError(
             f"{where}: the image has {width} x {height} pixels; at most {max_pixels} are taken (--max-image-pixels)",
+            where,
+        )
+    if max(size) > MAX_RATIO * min(size):
+        raise RequestError(
+            f"{where}: the image has {width} x {height} pixels; no side may be more than {MAX_RATIO} times the other",
             where,
         )

@@ -5,11 +5,23 @@ Messages are pickled: both ends are ours. The parent is client.py, which alone k
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from octavo.errors import ModelError, RequestError
+
+
+def limit_memory(spare_bytes: int) -> None:
+    """Let this process take so much more memory than it has; an allocation beyond fails, and nobody else suffers."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmData:"))
+    limit = int(line.split()[1]) * 1024 + spare_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def main(fd: int) -> None:
@@ -18,7 +30,7 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = Connection(fd)
     try:
-        folder, max_pixels = pipe.recv()
+        folder, max_pixels, spare_bytes = pipe.recv()
         from octavo.multimodal.processor import ImageProcessor  # seconds
 
         try:
@@ -26,6 +38,7 @@ def main(fd: int) -> None:
         except ModelError as error:
             pipe.send(("broken", str(error)))
             sys.exit(1)
+        limit_memory(spare_bytes)
         pipe.send(("ready", processor.placeholder, processor.placeholder_id))
         while True:
             source = pipe.recv()

@@ -119,6 +119,8 @@ class ImageProcessor:
         image = decode(source, self._max_pixels)
         try:
             token_ids, tensors = self._run(image, self.placeholder)
+        except MemoryError:
+            raise RequestError(f"{source.where}: processing the image takes too much memory", source.where) from None
         except Exception as error:  # foreign code with errors of its own about sizes and ratios
             raise RequestError(
                 f"{source.where}: the model's processor refuses it: {str(error)[:200]}", source.where
@@ -163,8 +165,10 @@ def load_processor(folder: Path) -> Any:
         no_check = {"check_argument_for_proper_class": lambda self, name, argument: None}
         kind = type(parent.__name__, (parent,), no_check)
         parts: dict[str, Any] = dict.fromkeys(parent.get_attributes())
-        parts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(folder)
-        parts["image_processor"] = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        parts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        parts["image_processor"] = transformers.AutoImageProcessor.from_pretrained(
+            folder, backend="pil", trust_remote_code=False
+        )
         return kind(**parts, **{name: value for name, value in options.items() if name not in parts})
     except Exception as error:  # foreign code, any error means the same
         raise ModelError(f"{folder}: the processor of images can't be loaded: {str(error)[:500]}") from error
@@ -174,6 +178,6 @@ def _class_and_options(folder: Path) -> tuple[Any, dict[str, Any]]:
     """The processor's class, and what processor_config.json says to it."""
     found = transformers.ProcessorMixin.get_processor_dict(folder)
     options = dict(found[0] if isinstance(found, tuple) else found)
-    model_type = transformers.AutoConfig.from_pretrained(folder).model_type
+    model_type = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
     name = options.pop("processor_class", None) or PROCESSOR_MAPPING_NAMES[model_type]
     return getattr(transformers, str(name)), options

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import RequestError
+from octavo.multimodal.rgb import as_rgb
 
 _DATA_URL = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII)
 
@@ -95,7 +96,7 @@ def from_object(value: Any, where: str, max_bytes: int) -> ImageSource:
         if len(value) > max_bytes:
             raise too_large(where, max_bytes)
         return FileImage(bytes(value), where)
-    if hasattr(value, "convert") and hasattr(value, "tobytes"):
-        image = value.convert("RGB")
+    if hasattr(value, "convert") and hasattr(value, "has_transparency_data"):
+        image = as_rgb(value)
         return PixelImage(image.size, image.tobytes(), where)
     raise RequestError(f"{where} must be a PIL image or the bytes of an image file, not {type(value).__name__}", where)

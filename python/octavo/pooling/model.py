@@ -14,6 +14,7 @@ import transformers
 from torch import Tensor
 
 from octavo.errors import ModelError
+from octavo.models.transformers_config import with_own_kernels
 from octavo.pooling.heads import EmbeddingHead, last_token, num_positions
 from octavo.pooling.recipe import Recipe
 from octavo.protocol import PoolingFacts
@@ -32,7 +33,6 @@ class PoolingModel:
     def __init__(
         self, recipe: Recipe, folder: Path, *, device: str, dtype: torch.dtype, dummy_seed: int | None
     ) -> None:
-        self._recipe = recipe
         self._is_question = recipe.task == "score" and recipe.is_causal
         auto = transformers.AutoModelForCausalLM if self._is_question else AUTO_CLASSES[recipe.task]
         self._model = _load(auto, folder, dtype, dummy_seed).to(device).eval()
@@ -86,12 +86,16 @@ class PoolingModel:
 def _load(auto: Any, folder: Path, dtype: torch.dtype, dummy_seed: int | None) -> Any:
     transformers.utils.logging.disable_progress_bar()  # Octavo shows its own, and reports what is missing below
     transformers.utils.logging.set_verbosity_error()
+    reading: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True}
     try:
+        config = with_own_kernels(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False))
         if dummy_seed is not None:
             torch.manual_seed(dummy_seed)
-            return auto.from_config(transformers.AutoConfig.from_pretrained(folder), dtype=dtype)
-        model, info = auto.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
+            return auto.from_config(config, dtype=dtype, trust_remote_code=False)
+        model, info = auto.from_pretrained(folder, config=config, dtype=dtype, trust_remote_code=False, **reading)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(f"{folder}: comes with its own code (auto_map), which Octavo does not run") from None
         raise ModelError(f"{folder}: Transformers can't load it: {' '.join(str(error).split())[:300]}") from None
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
     if missing:
@@ -100,7 +104,7 @@ def _load(auto: Any, folder: Path, dtype: torch.dtype, dummy_seed: int | None) -
 
 
 def _answer_ids(folder: Path) -> tuple[int, int]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ids = [tokenizer.encode(word, add_special_tokens=False) for word in (YES, NO)]
     if any(len(each) != 1 for each in ids):
         raise ModelError(f"{folder}: --task score with a generator needs single tokens for {YES!r} and {NO!r}")

@@ -57,10 +57,12 @@ def say(number: int) -> None:
 
 def main() -> int:
     hashed = triton_files.start_hash()
+    from octavo.worker import kernel_cache  # imports Triton
     from octavo.worker.kernel_jobs import Order, rounds_of_jobs  # imports torch
 
     order = Order.read(sys.stdin.read())
     hashed.join()
+    kernel_cache.share()
     if order is None:
         say(0)
         return 0

@@ -60,8 +60,8 @@ def may_have_cuda() -> bool:
 
 def check_backend(backend: str, device: DeviceFacts) -> None:
     """ConfigError when the attention backend can't run there. Triton's interpreter (for tests) runs anywhere."""
-    if backend == "flash" and device.kind == "cpu":
-        raise ConfigError("--attention-backend flash needs a CUDA device; use --attention-backend cpu")
+    if backend in ("flash", "flashinfer") and device.kind == "cpu":
+        raise ConfigError(f"--attention-backend {backend} needs a CUDA device; use --attention-backend cpu")
     if backend == "triton" and device.kind == "cpu":
         from triton import knobs
 

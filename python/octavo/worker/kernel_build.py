@@ -29,7 +29,7 @@ from octavo.worker.device import DeviceFacts, physical_cores
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "triton", "flash")
+BACKENDS = ("auto", "triton", "flash", "flashinfer")
 MAX_PROCESSES = 16
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """The build forks, which is no good beside threads that libraries start when they are imported."""

@@ -11,6 +11,7 @@ Shape suffixes: t tokens, s slots, i tokens of the step that stand for images, m
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from octavo.worker.batch import StepArenas, StepArrays
 
 if TYPE_CHECKING:
     from octavo._core import NewRow, StepPlan
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -120,10 +123,8 @@ class StepMedia:
         media = SlotMedia(images, last.start + last.length)
         if self._encoder.numbers_positions:
             tensors = [safetensors.torch.load(image.record.data) for image in images]
-            is_image = np.zeros(len(token_ids), dtype=bool)
-            is_image[np.concatenate([image.position_i for image in images])] = True
-            found = self._encoder.positions(torch.from_numpy(token_ids), torch.from_numpy(is_image), tensors)
-            media.rope_position_3p, shift = found
+            places = [image.position_i for image in images]
+            media.rope_position_3p, shift = self._encoder.positions(token_ids, places, tensors)
             media.end = len(token_ids)
             self._shift_s[row.slot] = shift
             self._shifted.add(row.slot)
@@ -155,8 +156,9 @@ class StepMedia:
         for image in media.images:
             low, high = np.searchsorted(image.position_i, (start, end))
             if low < high:
-                position_i = image.position_i[low:high]
-                found.add_features(position_i - start + first, features[image.record.digest][low:high])
+                position_i, feature_im = image.position_i[low:high], features[image.record.digest]
+                if len(feature_im) == len(image.position_i):
+                    found.add_features(position_i - start + first, feature_im[low:high])
                 if self._encoder.is_whole:
                     began, stop = int(image.position_i[0]), int(position_i[-1]) + 1
                     found.spans.append(
@@ -203,12 +205,24 @@ class StepMedia:
             size = max(1, self._max_values // max(1, num_values(images[0][1])))
             for i in range(0, len(images), size):
                 together = images[i : i + size]
-                outputs = self._encoder.encode_equal([tensors for _, tensors in together], self._device)
+                outputs = self._outputs([tensors for _, tensors in together])
                 self.num_calls += 1
                 found |= {digest: output for (digest, _), output in zip(together, outputs, strict=True)}
         for digest, feature_im in found.items():
-            self.cache.put(digest, feature_im)
+            if feature_im.numel():
+                self.cache.put(digest, feature_im)
         return found
+
+    def _outputs(self, images: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Of images of one kind; empty where foreign code fails over one: it is shown as nothing then, and the others'
+        requests go on."""
+        try:
+            return self._encoder.encode_equal(images, self._device)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:
+            logger.error("an image can't be encoded, its tokens stay empty: %s", error)
+            return [torch.empty(0)] * len(images)
 
     def rope_positions(self, position_t: Tensor, arrays: StepArrays, media: MediaInput | None) -> Tensor | None:
         """Positions in three dimensions [3, t], where the model has such."""

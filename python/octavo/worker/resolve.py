@@ -30,7 +30,7 @@ EMBEDDED_QUANTIZATIONS = ("int8", "int4")
 """Values of --quantization that torch does not run …"""
 EMBEDDED_KV_DTYPES = ("float16", "bfloat16", "int8")
 """… and of --kv-cache-dtype."""
-GRAPH_BACKENDS = frozenset({"triton", "flash"})
+GRAPH_BACKENDS = frozenset({"triton", "flash", "flashinfer"})
 """Backends whose decode steps are Triton kernels: they can run in a CUDA graph, and beside other fused kernels."""
 
 

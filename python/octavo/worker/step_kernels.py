@@ -16,7 +16,7 @@ from octavo.kernels.reference.last_rows import SampledInputs
 from octavo.worker.batch import StepArrays
 from octavo.worker.slots import Slots
 
-PACKAGES = dict.fromkeys(("triton", "flash"), "octavo.kernels.triton")
+PACKAGES = dict.fromkeys(("triton", "flash", "flashinfer"), "octavo.kernels.triton")
 """Attention backend -> package, if it is not `REFERENCE`."""
 REFERENCE = "octavo.kernels.reference"
 
@@ -34,6 +34,8 @@ class StepKernels:
 
     def __init__(self, backend: str, block_size: int) -> None:
         self._package = package = PACKAGES.get(backend, REFERENCE)
+        if package != REFERENCE:
+            import_module("octavo.worker.kernel_cache").share()
         self._block_size = block_size
         self._prepare: Callable[..., PreparedTokens] = import_module(f"{package}.prepare").prepare_step
         self._apply: Callable[..., None] = import_module(f"{package}.apply_updates").apply_updates

@@ -49,6 +49,8 @@ pub struct CoreConfig {
     pub long_prefill_token_threshold: u32,
     /// Longest wanted time of a step with decode rows; 0 = no limit, `None` = derived (`step_cost`).
     pub max_itl_ms: Option<f64>,
+    /// Plans are made late, for newcomers' sake (`hold`): right where launching a step does not wait for it.
+    pub plans_late: bool,
     /// What steps with prompts are padded to.
     pub step_sizes: StepSizes,
     /// Steps in flight, 1 to 4.

@@ -118,7 +118,7 @@ impl Core {
 
     /// Whether `step` may sleep.
     pub fn may_hold(&self) -> bool {
-        self.state.config.depth > 1 && self.state.config.max_itl_ms != Some(0.0)
+        self.state.config.depth > 1 && self.state.config.plans_late
     }
 
     /// `step` with a clock of the caller's, which must not go back, at once.

@@ -17,10 +17,9 @@ const MARGIN_PART: u32 = 4;
 const MAX_HOLD: Duration = Duration::from_millis(50);
 
 impl EngineState {
-    /// When to plan, if not at once: the times of all steps in flight must be known, and somebody must wait for tokens
-    /// (`max_itl_ms` 0 says that only throughput counts).
+    /// When to plan, if not at once: the times of all steps in flight must be known.
     pub fn plan_at(&self, now: Instant) -> Option<Instant> {
-        if self.config.max_itl_ms == Some(0.0) {
+        if !self.config.plans_late {
             return None;
         }
         let mut end = self.step_cost.last_end();
@@ -51,7 +50,7 @@ mod tests {
         num_drafted: 0,
     };
 
-    fn state(max_itl_ms: Option<f64>) -> EngineState {
+    fn state(plans_late: bool) -> EngineState {
         EngineState::new(CoreConfig {
             block_size: 16,
             num_blocks: 100,
@@ -65,7 +64,8 @@ mod tests {
             policy: Policy::Fcfs,
             enable_prefix_caching: false,
             long_prefill_token_threshold: 0,
-            max_itl_ms,
+            max_itl_ms: None,
+            plans_late,
             step_sizes: StepSizes::default(),
             depth: 3,
             max_logprobs: 0,
@@ -92,8 +92,8 @@ mod tests {
     }
 
     /// Steps of four rows take 8 ms; the last one has just ended.
-    fn measured(max_itl_ms: Option<f64>) -> (EngineState, Instant) {
-        let mut state = state(max_itl_ms);
+    fn measured(plans_late: bool) -> (EngineState, Instant) {
+        let mut state = state(plans_late);
         let start = Instant::now();
         for at in 0..3 {
             let planned = start + ms(8 * at);
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_plan_waits_until_a_margin_before_the_end_of_the_step_in_flight() {
-        let (mut state, now) = measured(None);
+        let (mut state, now) = measured(true);
         assert_eq!(state.plan_at(now), None, "the device has nothing to do");
         launch(&mut state, DECODE, now);
         assert_eq!(state.plan_at(now), Some(now + ms(6)));
@@ -114,8 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn unknown_steps_and_throughput_do_not_wait() {
-        let (mut state, now) = measured(Some(0.0));
+    fn unknown_steps_do_not_wait_nor_does_who_is_not_asked_to() {
+        let (mut state, now) = measured(false);
         launch(&mut state, DECODE, now);
         assert_eq!(state.plan_at(now), None);
         for shape in [
@@ -132,7 +132,7 @@ mod tests {
                 ..DECODE
             },
         ] {
-            let (mut state, now) = measured(None);
+            let (mut state, now) = measured(true);
             launch(&mut state, shape, now);
             assert_eq!(state.plan_at(now), None, "{shape:?}");
         }

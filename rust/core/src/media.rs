@@ -46,6 +46,13 @@ pub fn uncut_len(spans: &[MediaSpan], start: u32, len: u32, most: u32) -> u32 {
     }
 }
 
+/// The fewest positions from `start` that a row may cover: one, or all that is left of a whole image that is there.
+pub fn least_len(spans: &[MediaSpan], start: u32) -> u32 {
+    within(spans, start, start + 1)
+        .find(|span| span.is_whole)
+        .map_or(1, |span| span.end() - start)
+}
+
 /// What is wrong with a prompt's spans, if anything is.
 pub fn problem(spans: &[MediaSpan], num_prompt_tokens: u32, max_row: u32) -> Option<String> {
     let mut end = 0;
@@ -91,6 +98,10 @@ mod tests {
         assert_eq!(uncut_len(&spans, 10, 3, 100), 6);
         assert_eq!(uncut_len(&spans, 13, 1, 3), 3); // after a prefix hit within it
         assert_eq!(uncut_len(&spans, 10, 3, 5), 0);
+        assert_eq!(least_len(&spans, 2), 1);
+        assert_eq!(least_len(&spans, 10), 6);
+        assert_eq!(least_len(&spans, 13), 3);
+        assert_eq!(least_len(&spans, 16), 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What one step runs: the plan that goes to the runner, and the record of its rows that waits for the result.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -50,7 +51,7 @@ impl InFlight {
 }
 
 /// A sequence that got its slot in this step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct NewRow {
     pub slot: SlotId,
     pub params: Arc<[u8]>,
@@ -59,6 +60,19 @@ pub struct NewRow {
     pub num_prompt_tokens: u32,
     /// `AddRequest::media_data`.
     pub media_data: Arc<[u8]>,
+}
+
+/// For a crash report: images may be large, and are nobody's business there.
+impl fmt::Debug for NewRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewRow")
+            .field("slot", &self.slot)
+            .field("index", &self.index)
+            .field("token_ids", &self.token_ids)
+            .field("num_prompt_tokens", &self.num_prompt_tokens)
+            .field("media_bytes", &self.media_data.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// A row whose prompt tokens' logprobs are wanted; see `_core.pyi`.
@@ -84,4 +98,24 @@ pub struct StepPlan {
     pub has_calls: bool,
     /// Sampled rows are constrained: masks must be filled before sampling.
     pub needs_masks: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_report_shows_no_images() {
+        let row = NewRow {
+            slot: SlotId(3),
+            params: Arc::from(*b"{}"),
+            index: 0,
+            token_ids: vec![5],
+            num_prompt_tokens: 1,
+            media_data: Arc::from(vec![207; 1000]),
+        };
+        let shown = format!("{row:?}");
+        assert!(shown.contains("media_bytes: 1000"));
+        assert!(!shown.contains("207"));
+    }
 }

@@ -12,7 +12,7 @@ use crate::arena::{ArenaWriter, LAST_TOKEN};
 use crate::groups::Keep;
 use crate::holding::Holding;
 use crate::ids::{BlockHash, RequestIdx, SeqIdx, TokenId};
-use crate::media::uncut_len;
+use crate::media::{least_len, uncut_len};
 use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
 use crate::shared::{Reader, SharedBlocks, shared_blocks};
 use crate::state::EngineState;
@@ -131,15 +131,16 @@ impl<'a> Planner<'a> {
         while at < tail.end {
             let seq = self.state.running[at];
             at += 1;
-            let sequence = self.state.table.seq_mut(seq);
-            let num_remaining = sequence.num_remaining();
+            let num_remaining = self.state.table.seq(seq).num_remaining();
             if num_remaining == 0 {
                 continue;
             }
+            let end = self.least_end(seq);
+            let sequence = self.state.table.seq_mut(seq);
             // A prompt's window moves on when its rows in flight are done: no need to push anybody out for it now.
-            let is_full = sequence.num_computed == sequence.running_mut().capacity;
+            let is_full = end > sequence.running_mut().capacity;
             let must_grow = is_full && (num_remaining == 1 || sequence.in_flight == 0);
-            if must_grow && matches!(self.grow(at - 1, &mut tail), Growth::Skipped) {
+            if must_grow && matches!(self.grow(at - 1, end, &mut tail), Growth::Skipped) {
                 continue;
             }
             if num_remaining == 1 {
@@ -162,10 +163,16 @@ impl<'a> Planner<'a> {
         !(self.sampled.is_empty() && self.partial.is_empty())
     }
 
-    /// One more block in every group that needs it, for the running sequence at `at`.
-    fn grow(&mut self, at: usize, tail: &mut Tail) -> Growth {
+    /// Where the shortest row of a sequence that could run next would end.
+    fn least_end(&self, seq: SeqIdx) -> u32 {
+        let sequence = self.state.table.seq(seq);
+        let media = &self.state.table.request(sequence.request).media;
+        sequence.num_computed + least_len(media, sequence.num_computed)
+    }
+
+    /// Blocks up to `end` in every group that needs them, for the running sequence at `at`: one more, but for images.
+    fn grow(&mut self, at: usize, end: u32, tail: &mut Tail) -> Growth {
         let seq = self.state.running[at];
-        let end = self.state.table.seq(seq).num_computed + 1;
         self.state.cut(seq);
         loop {
             let num_lacking = self.num_lacking(seq, end);

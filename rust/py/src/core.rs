@@ -72,7 +72,7 @@ impl CoreConfig {
         max_queued_requests = 1_073_741_824, max_queued_tokens = 1_125_899_906_842_624, policy = "fcfs",
         enable_prefix_caching = false, long_prefill_token_threshold = 0, max_itl_ms = Some(0.0), depth = 1,
         max_logprobs = 0, hash_seed = 1, speculation = None, groups = None,
-        step_sizes = None,
+        step_sizes = None, plans_late = false,
     ))]
     fn new(
         block_size: u32,
@@ -93,6 +93,7 @@ impl CoreConfig {
         speculation: Option<SpeculationFields>,
         groups: Option<Vec<(String, u32)>>,
         step_sizes: Option<Vec<u32>>,
+        plans_late: bool,
     ) -> PyResult<Self> {
         let groups = groups.unwrap_or_else(|| vec![("all".to_owned(), 0)]);
         let groups = groups
@@ -112,6 +113,7 @@ impl CoreConfig {
             enable_prefix_caching,
             long_prefill_token_threshold,
             max_itl_ms,
+            plans_late,
             step_sizes: StepSizes::new(step_sizes.unwrap_or_default()),
             depth,
             max_logprobs,

@@ -59,7 +59,7 @@ class ExpertWeights:
     renormalize: bool
     gate_up_scale_e2i: Tensor | None = None
     down_scale_em: Tensor | None = None
-    """fp32, of matrices in e4m3."""
+    """fp32, of matrices in e4m3: of channels, or (with an axis more) of square blocks."""
     router_bias_e: Tensor | None = None
     gate_up_bias_e2i: Tensor | None = None
     down_bias_em: Tensor | None = None

@@ -36,20 +36,22 @@ class MLPScratch:
 
     activated_to: Tensor | None
     split: SplitScratch
-    experts: DecodeBuffers | None
+    experts: dict[torch.dtype, DecodeBuffers]
+    """By the type of the experts' weights."""
 
     @classmethod
     def allocate(
         cls, mlps: Iterable[FusedMLP], split: SplitScratch, dtype: torch.dtype, device: torch.device
     ) -> MLPScratch:
-        """For MLPs like these: those of one kind have equal sizes."""
-        kinds = {type(mlp): mlp for mlp in mlps}
-        dense, sparse = kinds.get(GatedMLP), kinds.get(SparseMLP)
+        """For MLPs like these: those of one kind have equal sizes (some may be fp8 and some not)."""
         activated_to: Tensor | None = None
-        if isinstance(dense, GatedMLP):
-            activated_to = torch.zeros(MAX_ROWS, dense.down.k, dtype=dtype, device=device)
-        experts = DecodeBuffers.allocate(sparse.experts) if isinstance(sparse, SparseMLP) else None
-        return cls(activated_to, split, experts)
+        mixtures: dict[torch.dtype, Experts] = {}
+        for mlp in mlps:
+            if isinstance(mlp, GatedMLP) and activated_to is None:
+                activated_to = torch.zeros(MAX_ROWS, mlp.down.k, dtype=dtype, device=device)
+            elif isinstance(mlp, SparseMLP):
+                mixtures[mlp.experts.down_ehi.dtype] = mlp.experts
+        return cls(activated_to, split, {kind: DecodeBuffers.allocate(experts) for kind, experts in mixtures.items()})
 
 
 class FusedMLP(Protocol):
@@ -127,8 +129,8 @@ class SparseMLP:
         eps: float,
     ) -> list[Launch]:
         """See `FusedMLP.launches`."""
-        assert scratch.experts is not None
-        return moe.decode(self.experts, stream, scratch.experts, num_rows, partials=partials, gain_n=gain_n, eps=eps)
+        buffers = scratch.experts[self.experts.down_ehi.dtype]
+        return moe.decode(self.experts, stream, buffers, num_rows, partials=partials, gain_n=gain_n, eps=eps)
 
     def num_partials(self, num_rows: int) -> int:
         """See `FusedMLP.num_partials`."""
@@ -153,7 +155,7 @@ def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) 
     router, gate_up, down = weights.router_em, weights.gate_up_e2im, weights.down_emi
     scales: ExpertScales | None = None
     if weights.gate_up_scale_e2i is not None and weights.down_scale_em is not None:
-        scales = ExpertScales(weights.gate_up_scale_e2i, weights.down_scale_em)
+        scales = ExpertScales.of(weights.gate_up_scale_e2i, weights.down_scale_em)
     experts = Experts(
         router, gate_up, down, weights.top_k, weights.renormalize,
         gate_up_bias_e2i=weights.gate_up_bias_e2i, down_bias_eh=weights.down_bias_em,

@@ -10,6 +10,7 @@ Shape suffixes: t tokens, i input features, o output features.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final, NamedTuple
 
 import torch
@@ -67,6 +68,7 @@ class Fp8:
     def finish(self, layer: Linear) -> None:
         """Where the device has no fp8 products, the layer becomes a dense one with the weights' values."""
         if multiplies_fp8(layer.weight.device):
+            _one(layer.weight.device)  # not first within a graph's capture, which would fill it at replays only
             return
         assert layer.weight_scale is not None
         values = dequantize_rows(layer.weight, layer.weight_scale).to(layer.dtype)
@@ -102,11 +104,25 @@ def tensorwise(x: Fp8Rows, weight_oi: Tensor, scale_o: Tensor, bias_o: Tensor | 
     """The same; a kernel of its own applies the scales to what comes out."""
     from octavo.kernels.triton.scale_product import scale_product  # loads Triton
 
-    one = torch.ones((), device=weight_oi.device)
+    one = _one(weight_oi.device)
     out_to = torch._scaled_mm(
         x.number_ti, weight_oi.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
     )
     return scale_product(out_to, x.scale_t, scale_o, bias_o)
 
 
+@cache
+def _one(device: torch.device) -> Tensor:
+    """Made once: each time would be a launch."""
+    return torch.ones((), device=device)
+
+
+class Fp8Squares(Fp8):
+    """Of experts whose checkpoint has scales of square blocks: they are kept. (A linear layer has channels' all the
+    same.)"""
+
+    form: Form = "squares"
+
+
 FP8_LINEAR = Fp8()
+FP8_SQUARES = Fp8Squares()

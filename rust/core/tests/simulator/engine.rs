@@ -58,6 +58,7 @@ pub fn config() -> CoreConfig {
         enable_prefix_caching: true,
         long_prefill_token_threshold: 0,
         max_itl_ms: Some(0.0),
+        plans_late: false,
         step_sizes: StepSizes::default(),
         depth: 1,
         max_logprobs: 3,
