@@ -13,6 +13,7 @@ import torch
 import transformers
 from in_process import InThisProcess
 from tiny_images import (
+    CASES,
     IDEFICS_NAMES,
     IDEFICS_TOKENS,
     QWEN,
@@ -32,7 +33,9 @@ from tiny_images import (
 from octavo import LLM, SamplingParams
 from octavo.errors import RequestError
 from octavo.models import images as image_side
+from octavo.models import native_text
 from octavo.models.image_families import IMAGE_FAMILIES
+from octavo.models.transformers_backend import TransformersModel
 from octavo.multimodal import inputs
 
 NUM_NEW = 8
@@ -154,6 +157,25 @@ def greedy_tokens(model: Any, given: dict[str, Any], image_token_id: int) -> lis
             if name in given:
                 given[name] = torch.cat([given[name], torch.tensor([[value]])], dim=1)
     return new
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "llava_onevision"])
+def test_a_class_that_runs_the_text_itself_is_tried_out_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if no native family were known for its text model, either; the native one gives the same."""
+    saved(name, tmp_path)
+    prompt = {"prompt": f"a {CASES[name].placeholder} b", "multi_modal_data": {"image": picture(1)}}
+    greedy = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True)
+    with LLM(str(tmp_path), **ENGINE) as llm:
+        expected = llm.generate(prompt, greedy)[0].outputs[0].token_ids
+    monkeypatch.setattr(image_side, "IMAGE_FAMILIES", {})
+    monkeypatch.setattr(native_text, "NATIVE_TEXT", {})
+    with LLM(str(tmp_path), **ENGINE) as llm:
+        runner: Any = llm._loop.runner
+        assert isinstance(runner._model, TransformersModel)
+        assert llm.facts.images is not None, llm.facts.no_images
+        assert llm.generate(prompt, greedy)[0].outputs[0].token_ids == expected
 
 
 def refusal(folder: Path) -> str:

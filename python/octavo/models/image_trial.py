@@ -56,14 +56,12 @@ class _Embedding(nn.Module):
         return embedded
 
 
-def record(
-    base: Any, name: str, embed: Callable[[Tensor], Tensor], token_id_t: Tensor, inputs: Mapping[str, Tensor]
-) -> dict[str, Any]:
-    """What the text model at `name` is given when the class reads a prompt with images. Foreign errors pass through."""
+def record(base: Any, name: str, embed: Callable[[Tensor], Tensor], **inputs: Any) -> dict[str, Any]:
+    """What the text model at `name` is given when the class reads `inputs`. Foreign errors pass through."""
     text, recorder = getattr(base, name), Recorder(base.config.get_text_config(decoder=True), embed)
     setattr(base, name, recorder)
     try:
-        base(input_ids=token_id_t.unsqueeze(0), **inputs)
+        base(**inputs)
     except _Reached:
         return recorder.given
     finally:

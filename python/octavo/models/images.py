@@ -42,8 +42,17 @@ class ImageEncoder:
     """
 
     def __init__(
-        self, base: Any, text_name: str, embed: Callable[[Tensor], Tensor], raw: Mapping[str, Any], dtype: torch.dtype
+        self,
+        base: Any,
+        text_name: str,
+        embed: Callable[[Tensor], Tensor],
+        raw: Mapping[str, Any],
+        dtype: torch.dtype,
+        *,
+        is_run_by_class: bool,
     ) -> None:
+        """`is_run_by_class`: steps go through `base` to its text model, embeddings and all."""
+        self._is_run_by_class = is_run_by_class
         self.base = base
         self._text_name = text_name
         self._embed = embed
@@ -134,9 +143,16 @@ class ImageEncoder:
             if self.numbers_positions:
                 position_3t, _ = self.positions(token_ids, places, [tensors for _, _, tensors in images])
             taken = self._taken(inputs, inspect.signature(self.base.forward).parameters, device)
-            given = record(self.base, self._text_name, self._embed, token_id_t, taken)
             embedded_tm = media.finish(device).embedded(self._embed(token_id_t))
-            problem = compare(given, media, embedded_tm, position_3t, TRIAL_TOLERANCE[self.dtype])
+            calls: list[dict[str, Any]] = [{"input_ids": token_id_t.unsqueeze(0), **taken}]
+            if self._is_run_by_class and media.deep_features(*embedded_tm.shape) is None:
+                position = torch.arange(len(token_ids), device=device).unsqueeze(0)
+                position = position if position_3t is None else position_3t.unsqueeze(1).to(device)
+                calls.append({"inputs_embeds": embedded_tm.unsqueeze(0), "position_ids": position, "use_cache": False})
+            tolerance, problem = TRIAL_TOLERANCE[self.dtype], ""
+            for call in calls:
+                given = record(self.base, self._text_name, self._embed, **call)
+                problem = problem or compare(given, media, embedded_tm, position_3t, tolerance)
         except ModelError:
             raise
         except Exception as error:  # foreign code, any error means the same
@@ -168,7 +184,7 @@ def image_encoder(
     for part in base.children():
         if not any(module in attentions for module in part.modules()):
             _attend_by_itself(part)
-    return ImageEncoder(base, text_name, embed, config.raw, dtype)
+    return ImageEncoder(base, text_name, embed, config.raw, dtype, is_run_by_class=bool(attentions))
 
 
 def _attend_by_itself(part: nn.Module) -> None:
