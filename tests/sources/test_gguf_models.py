@@ -15,8 +15,8 @@ from octavo.config import ModelConfig
 from octavo.models.config import normalize_config
 from octavo.models.gguf_config import read_config
 from octavo.models.gguf_file import GGUFFile, open_gguf
-from octavo.models.gguf_tensors import dequantize, iter_gguf, stored_dtype
-from octavo.models.loader import iter_tensors, tensor_shapes
+from octavo.models.gguf_tensors import FLOATS, dequantize, iter_gguf
+from octavo.models.loader import iter_tensors
 from octavo.models.sources import resolve_source
 
 QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4", "F16", "BF16"]
@@ -74,7 +74,7 @@ def test_written_types_are_dequantized(type_name: str, tmp_path: Path) -> None:
     tensor = file.tensors["token_embd.weight"]
     assert tensor.shape == (6, width)
     found = dequantize(file, tensor)
-    assert found.dtype == stored_dtype(tensor)
+    assert found.dtype == FLOATS.get(type_name, torch.float32)
     np.testing.assert_array_equal(found.float().numpy(), gguf.quants.dequantize(packed, kind))
 
 
@@ -114,7 +114,7 @@ def test_source_of_a_file_and_of_a_folder_that_holds_one(tmp_path: Path, cache: 
         assert source.gguf == path
         assert source.folder is None
         assert source.tokenizer_path is None
-        shapes = tensor_shapes(source)
+        shapes = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in iter_tensors(source)}
         assert shapes == {k: (tuple(v.shape), torch.float32) for k, v in weights(model).items()}
         for key, tensor in iter_tensors(source, dtype=torch.bfloat16):
             assert tensor.dtype == torch.bfloat16

@@ -23,13 +23,11 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F
 """Types that are stored plainly; everything else is dequantized to float32."""
 
 
-def stored_dtype(tensor: GGUFTensor) -> torch.dtype:
-    """The torch type that the values come in: the file's own where it is a plain float, else float32."""
-    return FLOATS.get(type_name(tensor), torch.float32)
-
-
 def dequantize(file: GGUFFile, tensor: GGUFTensor) -> Tensor:
-    """The tensor's values, [shape], in `stored_dtype`. ModelError names a type that can't be dequantized."""
+    """The tensor's values, [shape], in the file's type where that is in `FLOATS`, else in float32.
+
+    ModelError names a type that can't be dequantized.
+    """
     from gguf import quants
     from gguf.constants import GGMLQuantizationType
 

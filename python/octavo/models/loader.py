@@ -14,24 +14,14 @@ from torch import Tensor
 
 from octavo.models.base import CausalLM
 from octavo.models.gguf_names import tensor_names
-from octavo.models.gguf_tensors import iter_gguf, stored_dtype
+from octavo.models.gguf_tensors import iter_gguf
 from octavo.models.safetensors import find_tensors
-from octavo.models.safetensors_values import DTYPES, iter_safetensors
+from octavo.models.safetensors_values import iter_safetensors
 from octavo.models.sources import ModelSource
 from octavo.protocol import Progress
 
 if TYPE_CHECKING:
     from octavo.models.config import NormalConfig
-
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
-
-
-def tensor_shapes(source: ModelSource) -> Shapes:
-    """Name -> (shape, type) of every tensor, from headers alone. ModelError: the checkpoint can't be read."""
-    if source.gguf_file is not None:
-        return {name: (t.shape, stored_dtype(t)) for name, t in tensor_names(source.gguf_file).items()}
-    assert source.folder is not None
-    return {name: (t.shape, DTYPES[t.format]) for name, t in find_tensors(source.folder).items()}
 
 
 def iter_tensors(
@@ -76,8 +66,7 @@ def load_model(
 
     `max_model_len` is the longest sequence that will be served, `decode_kernels` the option of that name,
     `quantization` how linear layers keep their weights, `deterministic` whether steps are batch-invariant (see
-    `build_model`). ModelError: unsupported architecture, or
-    missing, extra or wrongly shaped tensors.
+    `build_model`). ModelError: unsupported architecture, or missing, extra or wrongly shaped tensors.
     """
     from octavo.models.registry import build_model
     from octavo.models.weights import init_dummy_weights
