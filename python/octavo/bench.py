@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.config import BenchConfig, EngineConfig, make_bench_config, make_engine_config, section_options
 from octavo.errors import ConfigError
 from octavo.llm import LLM
+from octavo.protocol import unwatched
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Bench:
         self.bench: BenchConfig = make_bench_config({name: v for name, v in values.items() if name in own})
         self.engine = {name: value for name, value in values.items() if name not in own}
         config: EngineConfig = make_engine_config(self.engine)
-        task = choose_task(config.model, lambda stage, fraction: None)
+        task = choose_task(config.model, unwatched)
         if task != "generate":
             raise ConfigError(f"this model's task is {task}: bench times models that generate text")
         plan = choose_plan(config)

@@ -26,6 +26,7 @@ from octavo.config import (
     section_options,
 )
 from octavo.errors import ConfigError, OctavoError
+from octavo.protocol import unwatched
 
 SWITCH = re.compile(r"argument (--\S+)/(--no-\S+): ignored explicit argument")
 """What argparse says of `--flag=false`."""
@@ -165,15 +166,11 @@ def plan(values: dict[str, Any]) -> int:
 
     config = make_engine_config(values)
     ImageLimits.of(config.media)
-    task = "generate" if config.execution.runner == "fake" else choose_task(config.model, _quiet)
+    task = "generate" if config.execution.runner == "fake" else choose_task(config.model, unwatched)
     if task != "generate":
         raise ConfigError(f"this model's task is {task}: it has no KV cache to plan, only its weights and one batch")
     print(choose_plan(config).report())
     return 0
-
-
-def _quiet(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def bench_latency(values: dict[str, Any]) -> int:

@@ -16,6 +16,10 @@ Progress = Callable[[str, float], None]
 """Told how a start goes: (stage, fraction done in 0..1); a text of several lines is to be shown."""
 
 
+def unwatched(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
 class Logprob(NamedTuple):
     """Log probability of one token at one position; `rank` 1 is the most probable of the vocabulary."""
 

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
-from octavo.protocol import Progress
+from octavo.protocol import Progress, unwatched
 from octavo.worker.device import may_have_cuda
 from octavo.worker.embedded_plan import contradiction, find_model, make_plan
 
@@ -24,16 +24,12 @@ def choose_plan(config: EngineConfig) -> MemoryPlan:
     """The memory plan of the runner that would load the model. Reads no weights. Errors: ConfigError, ModelError."""
     runner = config.execution.runner
     if runner == "auto":
-        runner = choose_runner(config, _unseen)
+        runner = choose_runner(config, unwatched)
     if runner == "embedded":
-        return make_plan(config, find_model(config, _unseen)).memory
+        return make_plan(config, find_model(config, unwatched)).memory
     from octavo.worker import memory
 
     return memory.make_plan(config)
-
-
-def _unseen(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def choose_runner(config: EngineConfig, progress: Progress) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.multimodal.limits import ImageLimits
+from octavo.protocol import Progress, unwatched
 from octavo.worker.cache_groups import CacheLayout, lane_bytes, layout_of, one_group
 from octavo.worker.device import DeviceFacts, check_backend, find_device
 from octavo.worker.resolve import (
@@ -32,7 +33,6 @@ from octavo.worker.step_kinds import MAX_MIXED_GRAPHS, graph_kinds
 if TYPE_CHECKING:
     from octavo.models.config import NormalConfig
     from octavo.models.sources import ModelSource
-    from octavo.protocol import Progress
     from octavo.worker.encoder_memory import EncoderUsage
 
 logger = logging.getLogger(__name__)
@@ -436,7 +436,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     from octavo.worker.kv_cache import DTYPES
 
     if source is None:
-        source = resolve_source(config.model, progress or (lambda stage, fraction: None))
+        source = resolve_source(config.model, progress or unwatched)
     model = read_config(source.raw_config, source.generation_config)
     device = find_device(config.execution.device)
     resolved = resolve_config(config, device, model.max_position_embeddings)
