@@ -1,5 +1,5 @@
-"""Families of image-text models whose images are taken; each was compared with Transformers
-(tests/models/test_images.py). Other image-text models read text only. No imports: who asks may want to load nothing.
+"""Families of image-text models whose images were compared with Transformers (tests/multimodal/test_image_models.py).
+Others are tried out when they are loaded (image_trial.py). No imports: who asks may want to load nothing.
 """
 
 from __future__ import annotations
