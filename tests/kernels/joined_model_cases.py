@@ -13,7 +13,6 @@ from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
 from octavo.layers.fused import part_sums
-from octavo.layers.fused.one_row import OneRow, use_vectors
 from octavo.layers.fused.part_sums import InParts
 from octavo.layers.linear import Linear
 from octavo.models.block import SelfAttention
@@ -177,19 +176,6 @@ def test_products_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == {"llama": 4, "gemma-3": 0, "gpt-oss": 0}[name]
     check(model, joined, STEPS["decodes"], block_size=16)
     check(model, joined, STEPS["one-row"], block_size=16)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma-3", "gpt-oss"])
-@torch.inference_mode()
-def test_products_of_one_row(name: str) -> None:
-    """As on Hopper: with and without biases."""
-    model, joined = make_model(name), make_model(name)
-    joined.use_joins()
-    use_vectors(joined, pdl=False, dtypes=(torch.float32,))
-    found = [module for module in joined.modules() if isinstance(module, Linear) and isinstance(module.method, OneRow)]
-    assert len(found) >= 2, "products of 128 inputs, at least"
-    check(model, joined, STEPS["one-row"], block_size=16)
-    check(model, joined, STEPS["decodes"], block_size=16)
 
 
 def test_models_are_plain_on_cpu() -> None:

@@ -181,10 +181,6 @@ class Decoder(nn.Module):
                 quantize_between(block.mlp.act, block.mlp.down, pdl=pdl)
         if may_decode:
             self._sum_between(pdl=pdl)
-            if self.decode_kernels is None and DeviceTraits.of(self.norm.weight.device).capability[0] == 9:
-                from octavo.layers.fused.one_row import use_vectors
-
-                use_vectors(self, pdl=pdl)
         for layer in (block.attention for block in self.layers()):
             if isinstance(layer, LatentAttention):
                 layer.use_fused(pdl=pdl)
