@@ -24,8 +24,8 @@ from octavo.kernels.triton.decode_attention_fused import (
     HeadShape,
     attend,
 )
+from octavo.worker.cache_bytes import kv_token_bytes
 from octavo.worker.device import DeviceFacts
-from octavo.worker.memory import kv_token_bytes
 from octavo.worker.resolve import kv_dtype, resolve_config
 
 META = torch.device("meta")

@@ -14,8 +14,9 @@ from octavo.errors import ConfigError
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.registry import footprint
 from octavo.models.sources import ModelSource
+from octavo.worker.cache_bytes import kv_token_bytes
 from octavo.worker.device import DeviceFacts
-from octavo.worker.memory import GIB, MemoryPlan, kv_token_bytes, memory_errors, plan_memory, rows_at_a_time, usage_of
+from octavo.worker.memory import GIB, MemoryPlan, memory_errors, plan_memory, rows_at_a_time, usage_of
 from octavo.worker.resolve import graph_sizes, limits_of, resolve_config
 
 LLAMA_8B = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.models.config import NormalConfig
-from octavo.models.family import BlockSpec, Family, Names
+from octavo.models.family import BlockSpec, Family, Names, layer_kind
 from octavo.models.layer_kinds import RECURRENT
 from octavo.models.llama import llama_block
 from octavo.models.space_layers import SPACE_DEFAULTS, space_spec
@@ -13,7 +13,7 @@ from octavo.models.space_layers import SPACE_DEFAULTS, space_spec
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
     spec = llama_block(config, layer)
-    return replace(spec, recurrent=space_spec(config), rope=None) if config.layer_kinds[layer] == RECURRENT else spec
+    return replace(spec, recurrent=space_spec(config), rope=None) if layer_kind(config, layer) == RECURRENT else spec
 
 
 DEFAULTS = {

@@ -14,6 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from octavo.attention.base import AttentionSpec, CacheSpec, StateSpec
+from octavo.errors import ModelError
 from octavo.layers.frequencies import RotarySpec
 from octavo.layers.gated_delta import GatedDeltaSpec
 from octavo.layers.moe import ExpertNames, ExpertsSpec, Routing
@@ -240,6 +241,13 @@ def without(prefix: str) -> Callable[[NormalConfig, Tensors], Tensors]:
         return ((name, tensor) for name, tensor in tensors if not name.startswith(prefix))
 
     return convert
+
+
+def layer_kind(config: NormalConfig, layer: int) -> str:
+    """Of a hybrid's layer, its name in layer_kinds.py. ModelError: the config's model type is of another family."""
+    if not config.layer_kinds:
+        raise ModelError(f"config.json: model_type {config.model_type!r} is not one of {config.architecture}'s")
+    return config.layer_kinds[layer]
 
 
 def block_spec(config: NormalConfig, layer: int) -> BlockSpec:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from octavo.models.config import NormalConfig
 from octavo.models.config_reader import Reader
-from octavo.models.family import BlockSpec, Family
+from octavo.models.family import BlockSpec, Family, layer_kind
 from octavo.models.granite import granite_block, granite_scales
 from octavo.models.granite_moe import FAMILY as GRANITE_MOE
 from octavo.models.layer_kinds import RECURRENT
@@ -21,7 +21,7 @@ def _block(config: NormalConfig, layer: int) -> BlockSpec:
         spec = replace(spec, intermediate_size=shared, mlp_bias=False)
     else:
         spec = replace(spec, shared_size=shared, mlp_bias=False)
-    if config.layer_kinds[layer] == RECURRENT:
+    if layer_kind(config, layer) == RECURRENT:
         return replace(spec, recurrent=space_spec(config), rope=None)
     return spec if reader.get("position_embedding_type") == "rope" else replace(spec, rope=None)
 

@@ -11,7 +11,7 @@ from octavo.layers.state_space import StateSpaceSpec
 from octavo.models.config import NormalConfig
 from octavo.models.config_reader import Reader
 from octavo.models.deepseek_v3 import with_shared
-from octavo.models.family import BlockSpec, Family, Names, SharedNames, block_spec, without
+from octavo.models.family import BlockSpec, Family, Names, SharedNames, block_spec, layer_kind, without
 from octavo.models.layer_kinds import ATTENTION, RECURRENT
 from octavo.models.space_layers import checked
 
@@ -35,7 +35,7 @@ def _space_spec(config: NormalConfig) -> StateSpaceSpec:
 
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
-    spec, kind = block_spec(config, layer), config.layer_kinds[layer]
+    spec, kind = block_spec(config, layer), layer_kind(config, layer)
     kept = sum(before in (RECURRENT, ATTENTION) for before in config.layer_kinds[:layer])
     spec = replace(
         spec,

@@ -25,7 +25,8 @@ def _rope(config: NormalConfig) -> RopeConfig:
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
     spec = block_spec(config, layer)
-    assert spec.experts is not None
+    if spec.experts is None:
+        raise ModelError("config.json: a Phi MoE of no num_local_experts, or of another model_type than phimoe")
     routing = Routing(jitter=Reader(config.raw).number("router_jitter_noise"))
     return replace(
         spec,

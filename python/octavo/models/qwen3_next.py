@@ -14,7 +14,7 @@ from octavo.layers.gated_delta import GatedDeltaSpec
 from octavo.layers.norm import NormSpec
 from octavo.models.config import NormalConfig
 from octavo.models.config_reader import Reader
-from octavo.models.family import BlockSpec, Family, Names, Tensors, block_spec
+from octavo.models.family import BlockSpec, Family, Names, Tensors, block_spec, layer_kind
 from octavo.models.layer_kinds import RECURRENT
 
 
@@ -35,7 +35,7 @@ def delta_spec(config: NormalConfig) -> GatedDeltaSpec:
 def delta_block(config: NormalConfig, layer: int) -> BlockSpec:
     """Of Qwen 3-Next and 3.5; the latter's small ones have no experts."""
     spec, reader = block_spec(config, layer), Reader(config.raw)
-    is_recurrent = config.layer_kinds[layer] == RECURRENT
+    is_recurrent = layer_kind(config, layer) == RECURRENT
     return replace(
         spec,
         norm=NormSpec(config.norm_eps, shift=1.0),

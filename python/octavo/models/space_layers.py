@@ -49,10 +49,9 @@ def step_limits(value: Any) -> tuple[float, float]:
     """Of two numbers, as Transformers writes them too; all that is positive if nothing is said."""
     if value is None:
         return 0.0, math.inf
-    limits: list[Any] = [item.get("__float__") if isinstance(item, dict) else item for item in value]
     try:
-        low, high = map(float, limits)
-    except (TypeError, ValueError):
+        low, high = (float(item["__float__"] if isinstance(item, dict) else item) for item in value)
+    except (KeyError, TypeError, ValueError):
         raise ModelError(f"config.json: time_step_limit is {value!r}, not two numbers") from None
     return low, high
 

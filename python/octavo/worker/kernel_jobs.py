@@ -26,10 +26,11 @@ from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.registry import as_attended, build_model, is_native, with_wide_ends
 from octavo.sampling.sampler import Sampler
 from octavo.worker.batch import StepArrays
+from octavo.worker.cache_bytes import with_state_blocks
 from octavo.worker.cache_groups import layout_of
 from octavo.worker.device import DeviceFacts
 from octavo.worker.kv_cache import DTYPES, KvCache, allocate_kv_cache
-from octavo.worker.memory import rows_at_a_time, with_state_blocks
+from octavo.worker.memory import rows_at_a_time
 from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization
 from octavo.worker.slots import Slots
 from octavo.worker.step_context import HeaderParts, step_context

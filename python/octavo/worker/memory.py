@@ -17,6 +17,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.multimodal.limits import ImageLimits
 from octavo.protocol import Progress, unwatched
+from octavo.worker.cache_bytes import DTYPE_BYTES, kv_token_bytes, layer_bytes, with_state_blocks
 from octavo.worker.cache_groups import CacheLayout, lane_bytes, layout_of, one_group
 from octavo.worker.device import DeviceFacts, check_backend, find_device
 from octavo.worker.resolve import (
@@ -41,9 +42,6 @@ GIB = 1 << 30
 MIB = 1 << 20
 EXPERT_TILE = 128
 """Rows of one expert that the largest tiles of its kernels take."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
-KV_SCALE_BYTES = {"int8": 4}
-"""Behind the numbers of one token in one head."""
 MAX_CHUNK_LOGITS = 1 << 24
 """Logits that exist at a time: the runner samples so many rows at once that rows * vocabulary stays below, or uses at
 most 1 / `LOGITS_SHARE` of a CUDA device's memory if that is more. Every chunk reads the head's weights again."""
@@ -58,14 +56,6 @@ GRAPH_BYTES = 8 << 20
 """A captured graph's own memory, roughly; intermediate tensors are in `activation_bytes`."""
 GRAPHS_A_SIZE = 5
 """One for each bound on the context (graphs.py), and two for rows that share blocks (together_graphs.py)."""
-STATE_BLOCK_SIZE = 256
-"""Tokens between two states that are kept, where all layers keep states."""
-STATE_BLOCK_STEP, MAX_STATE_BLOCK = 64, 4096
-"""Where others attend, a multiple, and the most."""
-STATE_TILE = 16
-"""Tokens of the least tile of their kernels, which must not cross blocks."""
-STATE_BYTES = 4
-"""Of a state's number."""
 MAX_SHARE = 0.98
 FEW_TOKENS = 1024
 USEFUL_BATCHES = 4
@@ -168,33 +158,6 @@ class MemoryPlan:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 100 else f"{num_bytes / MIB:.2f} MiB"
-
-
-def attended_bytes(model: NormalConfig, dtype: str) -> int:
-    """Bytes of K and V (or of latents) of one token in one layer."""
-    planes = 1 if model.value_dim else 2
-    row_bytes = model.head_dim * DTYPE_BYTES[dtype] + KV_SCALE_BYTES.get(dtype, 0)
-    return planes * model.num_kv_heads * row_bytes
-
-
-def layer_bytes(model: NormalConfig, dtype: str, block_size: int) -> list[int]:
-    """Bytes that each layer with a cache has in a block."""
-    attended = attended_bytes(model, dtype) * block_size
-    return [STATE_BYTES * size or attended for size in model.state_sizes or (0,) * len(model.layer_windows)]
-
-
-def kv_token_bytes(model: NormalConfig, dtype: str, block_size: int = 1) -> int:
-    """Bytes of one token in all layers; of states, a token's share of a block's."""
-    return sum(math.ceil(size / block_size) for size in layer_bytes(model, dtype, block_size))
-
-
-def state_block_size(model: NormalConfig, dtype: str) -> int:
-    """Tokens of a block whose keys and values take about as many bytes as the largest state, where layers keep either;
-    where all keep states, there is no such bound."""
-    if all(model.state_sizes):
-        return STATE_BLOCK_SIZE
-    steps = math.ceil(STATE_BYTES * max(model.state_sizes) / attended_bytes(model, dtype) / STATE_BLOCK_STEP)
-    return STATE_BLOCK_STEP * min(steps, MAX_STATE_BLOCK // STATE_BLOCK_STEP)
 
 
 def kv_tokens(layout: CacheLayout, limits: Limits, num_blocks: int, most: int) -> int:
@@ -412,19 +375,6 @@ def memory_errors(config: EngineConfig) -> Iterator[None]:
             f"the device ran out of memory at start: {error}; use --gpu-memory-utilization {less:.2f} instead of"
             f" {share:g}, or a smaller --max-num-batched-tokens"
         ) from error
-
-
-def with_state_blocks(config: EngineConfig, model: NormalConfig, *, is_asked: bool) -> EngineConfig:
-    """The config with blocks for a model that keeps states; `is_asked`: it has a block size of the user's. ConfigError:
-    the kernels have no tiles for that."""
-    size = config.cache.block_size if is_asked else state_block_size(model, kv_dtype(config))
-    assert size is not None
-    if config.execution.device.startswith("cuda") and size % STATE_TILE:
-        raise ConfigError(
-            f"--block-size {size}: {model.architecture} keeps states, whose kernels need a multiple of {STATE_TILE}",
-            "block_size",
-        )
-    return replace(config, cache=replace(config.cache, block_size=size))
 
 
 def make_plan(config: EngineConfig, progress: Progress | None = None, source: ModelSource | None = None) -> MemoryPlan:
