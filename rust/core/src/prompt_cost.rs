@@ -10,12 +10,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Steps that are remembered of each class.
 const WINDOW: usize = 5;
-/// A class of which as many steps or more are known is believed.
+/// A class of which as many steps are known is believed; others count while there is none: the very first step, in which
+/// all is slow, would make larger ones look cheap.
 const FULL: usize = 3;
-/// So many steps (with prompts) after its last one a class is forgotten: one that is believed, one that is not, and one
-/// that is not while there are too few others to outvote it.
-const AGES: [u64; 3] = [4096, 256, 32];
-const MANY_CLASSES: usize = 4;
+/// So many steps (with prompts) after its last one a class is forgotten, …
+const FULL_AGE: u64 = 4096;
+/// … one that is not believed.
+const AGE: u64 = 256;
 
 /// A step with prompt tokens, and its time without that of its decode rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +41,10 @@ struct Class {
 }
 
 impl Class {
+    fn is_full(&self) -> bool {
+        self.samples.len() >= FULL
+    }
+
     /// Its middle size and its middle time.
     fn middle(&self) -> Sample {
         let times = self.samples.iter().map(|sample| sample.extra_ms);
@@ -85,16 +90,14 @@ impl PromptCost {
         let class = self.classes.entry(class_of(sample.num_tokens)).or_default();
         push(&mut class.samples, sample, WINDOW);
         class.last_step = self.num_steps;
-        let (now, are_many) = (self.num_steps, self.classes.len() >= MANY_CLASSES);
+        let now = self.num_steps;
         self.classes.retain(|_, class| {
-            let age = match class.samples.len() {
-                FULL.. => AGES[0],
-                _ if are_many => AGES[1],
-                _ => AGES[2],
-            };
+            let age = if class.is_full() { FULL_AGE } else { AGE };
             now - class.last_step < age
         });
-        let middles: Vec<Sample> = self.classes.values().map(Class::middle).collect();
+        let has_full = self.classes.values().any(Class::is_full);
+        let believed = self.classes.values().filter(|c| c.is_full() || !has_full);
+        let middles: Vec<Sample> = believed.map(Class::middle).collect();
         self.line = fit(&middles, |small, large| 2 * large >= 3 * small);
     }
 
@@ -111,7 +114,7 @@ impl PromptCost {
     /// What so many tokens will add, if it is known.
     pub fn expected_ms(&self, num_tokens: u32) -> Option<f64> {
         let class = self.classes.get(&class_of(num_tokens));
-        if let Some(class) = class.filter(|class| class.samples.len() >= FULL) {
+        if let Some(class) = class.filter(|class| class.is_full()) {
             let times = class.samples.iter().map(|sample| sample.extra_ms);
             return times.reduce(f64::min);
         }
@@ -214,10 +217,25 @@ mod tests {
     }
 
     #[test]
+    fn one_slow_small_step_at_first_does_not_make_large_ones_look_cheap() {
+        let mut cost = PromptCost::default();
+        record(&mut cost, 64, 9.0);
+        for _ in 0..3 {
+            for num_tokens in [1130, 1130, 2050] {
+                record(&mut cost, num_tokens, true_ms(num_tokens));
+            }
+        }
+        record(&mut cost, 3100, true_ms(3100));
+        let line = cost.line();
+        assert!((line.ms_per_token - 0.02).abs() < 1e-6, "{line:?}");
+        assert!((line.fixed_ms - 2.0).abs() < 1e-6, "{line:?}");
+    }
+
+    #[test]
     fn a_size_that_is_not_seen_any_more_is_forgotten() {
         let mut cost = PromptCost::default();
         record(&mut cost, 4096, 900.0);
-        for _ in 0..AGES[2] - 1 {
+        for _ in 0..AGE - 1 {
             record(&mut cost, 64, true_ms(64));
         }
         assert_eq!(cost.largest(), Some(4096));

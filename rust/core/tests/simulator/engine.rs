@@ -1,6 +1,7 @@
 //! The engine loop over the fake device, and what a client sees of it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use octavo_core::arena::Totals;
@@ -149,6 +150,27 @@ impl Engine {
             self.plans.push(plan);
         }
         self.receive();
+    }
+
+    /// One turn of the loop by the clock of the machine: the device has its next result ready `time` after the last.
+    pub fn live_step(&mut self, time: Duration) {
+        let is_full = self.pending.len() == self.depth;
+        let oldest = if is_full {
+            self.pending.pop_front()
+        } else {
+            None
+        };
+        if oldest.is_some() {
+            thread::sleep((self.now + time).saturating_duration_since(Instant::now()));
+            self.now = Instant::now();
+        }
+        let output = oldest.as_ref().map(|(_, output)| output.as_slice());
+        let arena = &mut self.arenas[self.core.next_arena() as usize];
+        let plan = self.core.step(output, arena).unwrap();
+        self.core.check().unwrap();
+        let output = self.device.run(&plan, &self.arenas[plan.arena as usize]);
+        self.pending.push_back((plan.clone(), output));
+        self.plans.push(plan);
     }
 
     fn put_prompt_logprobs(&mut self, plan: &StepPlan) {
