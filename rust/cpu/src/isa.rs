@@ -10,7 +10,8 @@ static RESTRICTED: OnceLock<Isa> = OnceLock::new();
 /// A family of instructions that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// As `Avx512Vnni`, with AMX's tiles of bytes where rows are many.
+    /// As `Avx512Vnni`, with AMX's tiles of bytes where rows are many. Behind it among those available: to be asked for,
+    /// until it has proved itself.
     Amx,
     /// As `Avx512`, with VNNI's products of bytes.
     Avx512Vnni,
@@ -57,11 +58,11 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq");
                 let vnni = avx2 && avx512 && is_x86_feature_detected!("avx512vnni");
-                if vnni && crate::simd::amx::is_available() {
-                    found.push(Isa::Amx);
-                }
                 if vnni {
                     found.push(Isa::Avx512Vnni);
+                }
+                if vnni && crate::simd::amx::is_available() {
+                    found.push(Isa::Amx);
                 }
                 if avx2 && avx512 {
                     found.push(Isa::Avx512);
