@@ -50,6 +50,8 @@ NATIVE = {
     "PhiForCausalLM": "octavo.models.phi:FAMILY",
     "GPTNeoXForCausalLM": "octavo.models.gpt_neox:FAMILY",
     "FalconForCausalLM": "octavo.models.falcon:FAMILY",
+    "InternLM2ForCausalLM": "octavo.models.internlm:FAMILY",
+    "InternLM3ForCausalLM": "octavo.models.internlm:FAMILY_3",
     "Jais2ForCausalLM": "octavo.models.jais2:FAMILY",
     "HeliumForCausalLM": "octavo.models.helium:FAMILY",
     "ApertusForCausalLM": "octavo.models.apertus:FAMILY",
