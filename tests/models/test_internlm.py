@@ -1,4 +1,4 @@
-"""InternLM 2 and 3, which Transformers lacks: a tiny Llama whose weights lie as theirs do must give the Llama's logits."""
+"""InternLM 2 and 3, which Transformers lacks: a tiny Llama whose weights lie as theirs do gives the Llama's logits."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def joined(q: Tensor, k: Tensor, v: Tensor, dim: int) -> Tensor:
 def as_internlm2(tensors: dict[str, Tensor], dim: int) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in tensors.items():
         if ".q_proj." in name:
-            shards = (tensors[name.replace(".q_proj.", f".{part}_proj.")] for part in "qkv")
-            yield name.replace("self_attn.q_proj", "attention.wqkv"), joined(*shards, dim)
+            q, k, v = (tensors[name.replace(".q_proj.", f".{part}_proj.")] for part in "qkv")
+            yield name.replace("self_attn.q_proj", "attention.wqkv"), joined(q, k, v, dim)
         elif ".k_proj." not in name and ".v_proj." not in name:
             for old, new in PLACES.items():
                 name = name.replace(old, new)

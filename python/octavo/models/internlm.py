@@ -1,4 +1,4 @@
-"""InternLM 2, 2.5 (one tensor of q, k and v, by groups of heads that share keys and values) and InternLM 3: Llama's block.
+"""InternLM 2 and 2.5 (one tensor of q, k and v, by groups of heads that share them) and InternLM 3: Llama's block.
 
 Transformers has no class for either; checkpoints bring their own code, which is not run.
 """
