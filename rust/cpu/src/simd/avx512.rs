@@ -150,7 +150,13 @@ impl<const TILES: bool> Simd for Zmm<TILES> {
     unsafe fn transpose(rows: [__m512; GROUP]) -> [__m512; GROUP] {
         // SAFETY: see above.
         unsafe {
-            let fours = [0, 4, 8, 12].map(|first| quarters(rows, first));
+            // Not a closure, which would not be compiled for the instructions.
+            let fours = [
+                quarters(rows, 0),
+                quarters(rows, 4),
+                quarters(rows, 8),
+                quarters(rows, 12),
+            ];
             let mut columns = rows;
             for c in 0..4 {
                 let (a, b) = (fours[0][c], fours[1][c]);
