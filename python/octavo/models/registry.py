@@ -27,6 +27,7 @@ from octavo.models.decoder import Decoder
 from octavo.models.family import Family
 from octavo.models.images import ImageEncoder
 from octavo.models.native import FOREIGN_OPTIONS, NATIVE, STATE_SPACE
+from octavo.models.own_code import is_own
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,8 @@ def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max
     from octavo.models.transformers_rows import TransformersRows
 
     try:
+        if is_own(config.raw):
+            raise NotPackableError(f"{config.architecture} is code of the checkpoint's own")
         return TransformersModel(config, dtype=dtype, device=device, max_length=max_length)
     except NotPackableError as reason:
         if device.type != "meta":

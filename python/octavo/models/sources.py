@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.config import ModelConfig
 from octavo.errors import ModelError
-from octavo.models import tokenizer_folder
+from octavo.models import own_code, tokenizer_folder
 from octavo.models.gguf_file import GGUFFile, open_gguf
 from octavo.protocol import Progress
 
@@ -53,6 +53,8 @@ def resolve_source(config: ModelConfig, progress: Progress) -> ModelSource:
     raw = read_json(path / "config.json")
     if raw is None:
         raise ModelError(f"{path}: has no config.json, so it is no model folder")
+    if config.trust_remote_code:
+        own_code.trust(path, raw)
     return ModelSource(
         name=config.model,
         folder=path,
@@ -97,7 +99,9 @@ def locate(config: ModelConfig, progress: Progress) -> Path:
         raise ModelError(f"{name}: no such file or folder{hint}")
     from octavo.models import hub
 
-    return hub.fetch(name, config.revision, progress, weights=config.load_format != "dummy")
+    return hub.fetch(
+        name, config.revision, progress, weights=config.load_format != "dummy", code=config.trust_remote_code
+    )
 
 
 def _is_hub_id(name: str) -> bool:

@@ -75,7 +75,8 @@ def unknown(raw: Mapping[str, Any]) -> ModelError:
     architecture = (raw.get("architectures") or ["?"])[0]
     if "auto_map" in raw:
         return ModelError(
-            f"{architecture} comes with its own code (auto_map in config.json), which Octavo does not run"
+            f"{architecture} comes with its own code (auto_map in config.json), which Octavo does not run without "
+            "--trust-remote-code"
         )
     return ModelError(
         f"architecture {architecture} (model_type {raw.get('model_type')!r}) is not a decoder that Octavo or the "
