@@ -11,7 +11,7 @@ static RESTRICTED: OnceLock<Isa> = OnceLock::new();
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     /// As `Avx512Vnni`, with AMX's tiles of bytes where rows are many. Behind it among those available: to be asked for,
-    /// until it has proved itself.
+    /// as VNNI was quicker where both were measured.
     Amx,
     /// As `Avx512`, with VNNI's products of bytes.
     Avx512Vnni,

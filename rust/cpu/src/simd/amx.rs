@@ -1,8 +1,8 @@
 //! Products of bytes by AMX's tiles: 8 rows of the input by 32 of the weights at once. As instructions: the compiler's own
 //! functions for them are not stable.
 //!
-//! A block of 32 columns has scales of its own, so that sums leave the tiles after each, and half of a tile's depth is not
-//! used: several times as fast as VNNI still.
+//! A block of 32 columns has scales of its own, so that sums leave the tiles after each, through memory, and half of a
+//! tile's depth is not used: slower than VNNI as it stands (rust/cpu/README.md).
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
