@@ -23,14 +23,14 @@ class {name}ForCausalLM(LlamaForCausalLM):
     config_class = {name}Config
     def forward(self, *args, **kwargs):
         output = super().forward(*args, **kwargs)
-        output.logits = output.logits.roll(7, -1)
+        output.logits = output.logits.roll({shift}, -1)
         return output
 """
 IDS = [5, 17, 33, 60, 2, 91, 44]
 
 
-def make(folder: Path, name: str, **fields: Any) -> transformers.LlamaForCausalLM:
-    """A tiny Llama, whose checkpoint says that it is something else; its own code moves every logit by 7 tokens."""
+def make(folder: Path, name: str, *, shift: int = 7, **fields: Any) -> transformers.LlamaForCausalLM:
+    """A tiny Llama, whose checkpoint says that it is something else; its code moves logits by `shift` tokens."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(
         vocab_size=101,
@@ -43,7 +43,7 @@ def make(folder: Path, name: str, **fields: Any) -> transformers.LlamaForCausalL
     )
     plain = transformers.LlamaForCausalLM(config).eval()
     plain.save_pretrained(folder)
-    (folder / f"code_{name}.py").write_text(CODE.format(name=name))
+    (folder / f"code_{name}.py").write_text(CODE.format(name=name, shift=shift))
     raw = json.loads((folder / "config.json").read_text())
     places = {"AutoConfig": f"code_{name}.{name}Config", "AutoModelForCausalLM": f"code_{name}.{name}ForCausalLM"}
     raw |= {"model_type": name, "architectures": [f"{name}ForCausalLM"], "auto_map": places, **fields}
@@ -51,11 +51,11 @@ def make(folder: Path, name: str, **fields: Any) -> transformers.LlamaForCausalL
     return plain
 
 
-def expected(plain: transformers.LlamaForCausalLM, count: int) -> list[int]:
+def expected(plain: transformers.LlamaForCausalLM, count: int, shift: int = 7) -> list[int]:
     ids = list(IDS)
     for _ in range(count):
         with torch.inference_mode():
-            ids.append(int(plain(torch.tensor([ids])).logits[0, -1].roll(7, -1).argmax()))
+            ids.append(int(plain(torch.tensor([ids])).logits[0, -1].roll(shift, -1).argmax()))
     return ids[len(IDS) :]
 
 
@@ -85,6 +85,20 @@ def test_code_that_cannot_run(fields: dict[str, Any], reason: str, tmp_path: Pat
     make(tmp_path, "missing", **fields)
     with pytest.raises(ModelError, match=f"^--trust-remote-code: .*{reason}"):
         LLM(str(tmp_path), device="cpu", trust_remote_code=True)
+
+
+def test_trust_is_given_to_one_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process: another checkpoint of that type runs its own code, and none runs it without the flag."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    for shift in (7, 5):
+        folder = tmp_path / f"model{shift}"
+        plain = make(folder, "twice", shift=shift)
+        with LLM(str(folder), device="cpu", dtype="float32", trust_remote_code=True) as llm:
+            output = llm.generate([{"prompt_token_ids": IDS}], params)[0].outputs[0]
+        assert output.token_ids == expected(plain, 4, shift)
+    with pytest.raises(ModelError, match="does not run without --trust-remote-code"):
+        LLM(str(folder), device="cpu", dtype="float32")
 
 
 def test_known_models_do_not_need_it(tmp_path: Path) -> None:

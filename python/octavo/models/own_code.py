@@ -38,7 +38,8 @@ def trust(folder: Path, raw: Mapping[str, Any]) -> None:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     model_type = str(raw.get("model_type", ""))
-    if "auto_map" not in raw or architecture_of(raw) in NATIVE or model_type in transformers.CONFIG_MAPPING:
+    is_known = model_type in transformers.CONFIG_MAPPING and model_type not in _known
+    if "auto_map" not in raw or architecture_of(raw) in NATIVE or is_known:
         return
     references = _references(raw)
     logger.warning("%s: runs %s of %s", FLAG, " and ".join(references), folder)
@@ -46,8 +47,8 @@ def trust(folder: Path, raw: Mapping[str, Any]) -> None:
         config_class, model_class = (get_class_from_dynamic_module(each, str(folder)) for each in references)
         config_class.model_type = model_type
         model_class.config_class = config_class
-        transformers.AutoConfig.register(model_type, config_class)
-        transformers.AutoModelForCausalLM.register(config_class, model_class)
+        transformers.AutoConfig.register(model_type, config_class, exist_ok=True)
+        transformers.AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
     except Exception as error:  # foreign code, any error means the same
         raise ModelError(f"{FLAG}: the code of {folder} fails: {type(error).__name__}: {error}") from error
     _known.add(model_type)

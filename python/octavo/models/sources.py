@@ -55,6 +55,10 @@ def resolve_source(config: ModelConfig, progress: Progress) -> ModelSource:
         raise ModelError(f"{path}: has no config.json, so it is no model folder")
     if config.trust_remote_code:
         own_code.trust(path, raw)
+    elif own_code.is_own(raw):  # this process has run such code, for another load
+        from octavo.models.transformers_config import unknown
+
+        raise unknown(raw)
     return ModelSource(
         name=config.model,
         folder=path,
