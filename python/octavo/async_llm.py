@@ -17,6 +17,7 @@ from octavo.engine.client import EngineClient, State
 from octavo.engine.inputs import Prompt, make_encoder, prompt_images, split_prompt
 from octavo.engine.outputs import Mode, OutputBuilder, check_mode
 from octavo.engine.request import RequestFactory, recommended_params
+from octavo.engine.spawn import EngineProcess
 from octavo.engine.streams import Stream
 from octavo.errors import ConfigError, EngineDeadError, RequestError
 from octavo.multimodal.inputs import ImageInputs
@@ -56,6 +57,7 @@ class AsyncLLM:
         model: Folder, GGUF file, hub id, or pypi:<package>.
         config: A whole config instead of `model` and `options`.
         max_engine_restarts: Restarts of a dead engine within ten minutes before it is given up.
+        process: The engine's process, if it was started already for this config.
         options: Any engine option by its name in the config, such as `max_model_len=4096`.
 
     Raises:
@@ -63,12 +65,18 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str = "", *, config: EngineConfig | None = None, max_engine_restarts: int = 3, **options: Any
+        self,
+        model: str = "",
+        *,
+        config: EngineConfig | None = None,
+        max_engine_restarts: int = 3,
+        process: EngineProcess | None = None,
+        **options: Any,
     ) -> None:
         if config is not None and (model or options):
             raise ConfigError("give either a config or a model and options, not both", "config")
         self.config = config if config is not None else make_engine_config({"model": model, **options})
-        self._client = EngineClient(self.config, max_restarts=max_engine_restarts)
+        self._client = EngineClient(self.config, max_restarts=max_engine_restarts, first=process)
         self._factory: RequestFactory | None = None
         self._starting = asyncio.Lock()
         self.images: ImageInputs | None = None

@@ -154,7 +154,7 @@ def split_configs(values: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
 
 
 def serve(values: dict[str, Any]) -> int:
-    from octavo.server.service import run
+    from octavo.server.start import run
 
     return run(*split_configs(values))
 

@@ -31,14 +31,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(level: int | str, kind: str, *filters: logging.Filter) -> None:
+def configure(level: int | str, kind: str) -> None:
     """Set the process's logging up, once; `kind` is one of `FORMATS`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if kind == "json" else logging.Formatter(TEXT))
-    for each in filters:
-        handler.addFilter(each)
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(kind == "json")
+
+
+def add_filter(added: logging.Filter) -> None:
+    """All of this process's lines pass it."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(added)
 
 
 def kind_in_use() -> str:

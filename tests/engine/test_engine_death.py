@@ -16,6 +16,7 @@ from octavo import AsyncLLM, SamplingParams
 from octavo.config import make_engine_config
 from octavo.engine.client import State
 from octavo.engine.handle import EngineHandle
+from octavo.engine.spawn import EngineProcess
 from octavo.errors import EngineDeadError
 
 from .conftest import ended, fake_config
@@ -125,7 +126,8 @@ async def test_the_engine_ends_with_its_parent(number: signal.Signals) -> None:
 
 
 async def test_a_parent_that_leaves_while_the_engine_loads(tiny_llama: Path) -> None:
-    handle = await EngineHandle.start(make_engine_config({"model": str(tiny_llama), "device": "cpu"}))
+    config = make_engine_config({"model": str(tiny_llama), "device": "cpu"})
+    handle = await EngineHandle.open(EngineProcess(config))
     handle._writer.close()
     await ended(handle.pid)
     assert not Path(handle.socket_path).parent.exists()
@@ -146,7 +148,7 @@ main(int(sys.argv[1]))
 async def test_a_broken_step_ends_the_process_with_a_report(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("octavo.engine.handle.BOOT", BROKEN_STEP)
+    monkeypatch.setattr("octavo.engine.spawn.BOOT", BROKEN_STEP)
     async with AsyncLLM(config=fake_config(), max_engine_restarts=0) as llm:
         with pytest.raises(EngineDeadError):
             async for _ in llm.submit([1], ENDLESS):
@@ -165,7 +167,7 @@ os._exit(3)
 
 
 async def test_an_engine_that_ends_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.handle.BOOT", FAILING_START)
+    monkeypatch.setattr("octavo.engine.spawn.BOOT", FAILING_START)
     llm = AsyncLLM(config=fake_config())
     with pytest.raises(EngineDeadError, match=r"ended before it was ready \(exit code 3\)"):
         await llm.start()

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from octavo.errors import RequestError
 from octavo.server.http_protocol import HttpLimits
+from octavo.server.listening import listen
 from octavo.server.openapi import BODIES, body_schema
 from octavo.server.schema.chat import parse_chat
 from octavo.server.schema.completions import parse_completion
@@ -22,7 +23,7 @@ from octavo.server.schema.messages import parse_count, parse_messages
 from octavo.server.schema.parse import load_json
 from octavo.server.schema.responses import parse_responses
 from octavo.server.schema.tokenize import parse_tokenize
-from octavo.server.service import listen, make_server
+from octavo.server.service import make_server
 
 PARSERS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "/v1/chat/completions": lambda body: parse_chat(body, {}),

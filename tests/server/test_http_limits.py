@@ -11,7 +11,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.http_protocol import HttpLimits
-from octavo.server.service import listen, make_server
+from octavo.server.listening import listen
+from octavo.server.service import make_server
 
 LIMITS = HttpLimits(
     max_connections=4, max_headers=10, head_timeout_s=0.2, body_window_s=0.2, min_body_bytes=8, stall_timeout_s=0.3

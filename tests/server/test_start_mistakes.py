@@ -12,7 +12,8 @@ from octavo.config import ServerConfig
 from octavo.errors import ConfigError, OctavoError
 from octavo.server.batch.database import Database
 from octavo.server.context import ServerContext
-from octavo.server.service import _listen, check_admin, listen
+from octavo.server.listening import listen, listen_as_asked
+from octavo.server.start import check_admin
 
 
 def test_mistakes_are_found_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -53,4 +54,4 @@ def test_an_address_in_use_is_told_in_few_words() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"can't listen on 127.0.0.1:{port}: Address already in use \(choose"):
-            _listen("127.0.0.1", port, "--port")
+            listen_as_asked("127.0.0.1", port, "--port")

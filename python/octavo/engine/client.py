@@ -18,6 +18,7 @@ from octavo.config import EngineConfig
 from octavo.engine.connection import EngineConnection
 from octavo.engine.handle import EngineHandle, describe_exit
 from octavo.engine.inputs import load_tokenizer
+from octavo.engine.spawn import EngineProcess
 from octavo.errors import EngineDeadError, OctavoError, OverloadError
 from octavo.protocol import ModelFacts, Progress
 
@@ -39,16 +40,18 @@ log = logging.getLogger("octavo.engine")
 class EngineClient:
     """Starts an engine process, and replaces it when it dies, at most `max_restarts` times within ten minutes.
 
-    When the process dies, every request in flight gets EngineDeadError.
+    When the process dies, every request in flight gets EngineDeadError. `first`: one for this config that was started
+    already; its end is its maker's business until `start`.
     """
 
-    def __init__(self, config: EngineConfig, *, max_restarts: int) -> None:
+    def __init__(self, config: EngineConfig, *, max_restarts: int, first: EngineProcess | None = None) -> None:
         self._state: State = "starting"
         self._state_changed = asyncio.Event()
         self.progress: tuple[str, float] = ("process", 0.0)
         self.facts: ModelFacts | None = None
         self.tokenizer: Tokenizer | None = None
         self._config = config
+        self._first = first
         self._max_restarts = max_restarts
         self._restarts: deque[float] = deque()
         self.num_restarts = 0
@@ -115,7 +118,8 @@ class EngineClient:
             if on_progress is not None:
                 on_progress(stage, fraction)
 
-        handle = self._handle = await EngineHandle.start(self._config)
+        process, self._first = self._first or EngineProcess(self._config), None
+        handle = self._handle = await EngineHandle.open(process)
         try:
             await handle.ready(report)
             connection = EngineConnection(partial(self._on_lost, handle))

@@ -1,43 +1,21 @@
-"""One engine process, seen from its parent: start it, wait until it is ready, notice its end, stop it.
+"""One engine process, seen from its parent: wait until it is ready, notice its end, stop it.
 
-Not here: requests and restarts (client.py) and what the process does (process.py, which is only named here so that
-torch stays out of the parent).
+Not here: how it is started (spawn.py), requests and restarts (client.py) and what the process does (process.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from octavo import logs
-from octavo.config import EngineConfig
 from octavo.engine import control
+from octavo.engine.spawn import EngineProcess
 from octavo.errors import EngineDeadError
-
-MAX_TEMP_PATH = 60
-"""A unix socket's path may have about 100 bytes."""
-
-BOOT = """import json, sys
-sys.path[:] = json.loads(sys.argv[2])
-from octavo.engine.process import main
-main(int(sys.argv[1]))"""
-"""Like multiprocessing's spawn, a fresh interpreter with the parent's import path, but the parent's main module is not
-run again: a script needs no `if __name__ == "__main__"`."""
-
-
-def private_folder() -> Path:
-    """A new folder that only this user may enter, with a path short enough for a socket."""
-    base = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="octavo-", dir=base if len(base) <= MAX_TEMP_PATH else "/tmp"))
 
 
 def describe_exit(code: int) -> str:
@@ -46,17 +24,11 @@ def describe_exit(code: int) -> str:
 
 
 class EngineHandle:
-    """A running engine process. `start` returns one; then `ready`, then `ended`."""
+    """A running engine process. `open` returns one; then `ready`, then `ended`."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        socket_path: str,
-    ) -> None:
-        self.socket_path = socket_path
-        self._process = process
+    def __init__(self, process: EngineProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.socket_path = process.socket_path
+        self._process = process.popen
         self._reader = reader
         self._writer = writer
 
@@ -65,19 +37,9 @@ class EngineHandle:
         return self._process.pid
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> EngineHandle:
-        """Spawn the process and tell it what to load."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), json.dumps(sys.path)]
-            process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        socket_path = str(private_folder() / "engine.sock")
-        level = logging.getLogger("octavo").getEffectiveLevel()
-        writer.write(control.Start(config, socket_path, level, logs.kind_in_use()).encode())
-        return cls(process, reader, writer, socket_path)
+    async def open(cls, process: EngineProcess) -> EngineHandle:
+        """The handle of a process that was just started."""
+        return cls(process, *await asyncio.open_unix_connection(sock=process.control))
 
     async def _read(self) -> bytes:
         """The next line; b"" when the process is gone."""

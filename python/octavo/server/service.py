@@ -1,6 +1,6 @@
-"""The serving process: listens at once, loads the model, serves, and ends well on a signal.
+"""The serving process: listens at once, waits for the engine, serves, and ends well on a signal.
 
-Not here: the HTTP application (app.py).
+Not here: the HTTP application (app.py) and what happens before this is imported (start.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,14 +22,16 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from octavo import envs, logs
+from octavo import logs
 from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig, ServerConfig
-from octavo.errors import ConfigError, OctavoError
+from octavo.engine.spawn import EngineProcess
+from octavo.errors import OctavoError
 from octavo.server.app import beside, make_admin_app, make_app
 from octavo.server.console import CHAT_ROUTE, LoadProgress, base_url, listening_line, ready_lines, say
 from octavo.server.context import ServerContext
 from octavo.server.http_protocol import HttpLimits, LimitedHttpProtocol
+from octavo.server.listening import BACKLOG
 from octavo.server.report import CallerFilter
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("octavo.server")
 
-BACKLOG = 4096
 KEEP_ALIVE_S = 60
 # After the drain, how long connections get to take their last bytes.
 FLUSH_S = 2
@@ -72,12 +72,6 @@ def make_server(app: ASGIApp, limits: HttpLimits) -> _Server:
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. OSError when the address can't be had."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
-
-
 class Service:
     """One server and its engine, from start to end."""
 
@@ -87,10 +81,11 @@ class Service:
         config: ServerConfig,
         listener: socket.socket,
         admin_listener: socket.socket | None,
+        process: EngineProcess,
     ) -> None:
         self._config = config
         self._url = base_url(config.host, listener.getsockname()[1])
-        self._llm = AsyncLLM(config=engine_config, max_engine_restarts=config.max_engine_restarts)
+        self._llm = AsyncLLM(config=engine_config, max_engine_restarts=config.max_engine_restarts, process=process)
         app: ASGIApp = make_app(self._llm, config)
         assert isinstance(app, Starlette)
         self._context: ServerContext = app.state.context
@@ -228,46 +223,29 @@ def _make_grpc(context: ServerContext, host: str, port: int) -> GrpcServer:
     return server
 
 
-def check_admin(config: ServerConfig) -> None:
-    """ConfigError for options of the /admin routes when there are none."""
-    if (config.admin_key or envs.admin_key()) is not None:
-        return
-    for flag, value in (("--admin-port", config.admin_port), ("--profile-dir", config.profile_dir)):
-        if value is not None:
-            raise ConfigError(f"{flag} needs --admin-key (or OCTAVO_ADMIN_KEY)", flag[2:].replace("-", "_"))
-
-
-def run(engine_config: EngineConfig, config: ServerConfig) -> int:
-    """Serve; the exit code. Problems of starting are one line on stderr."""
-    logs.configure(config.log_level.upper(), config.log_format, CallerFilter())
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level.upper())))
-    try:
-        check_admin(config)
-        listener = _listen(config.host, config.port, "--port")
-        admin_listener = None
-        if config.admin_port is not None:
-            admin_listener = _listen(config.host, config.admin_port, "--admin-port")
-            log.info("the /admin routes listen on %s", base_url(config.host, admin_listener.getsockname()[1]))
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_main(engine_config, config, listener, admin_listener))
-    except OctavoError as error:
-        print(f"octavo: {error}", file=sys.stderr)
-        return error.exit_code
-
-
-def _listen(host: str, port: int, flag: str) -> socket.socket:
-    try:
-        return listen(host, port)
-    except OSError as error:
-        number = error.errno or 0  # those below 0 are of the resolver of names
-        reason = os.strerror(number) if number > 0 else error.strerror or str(error)
-        raise ConfigError(f"can't listen on {host}:{port}: {reason} (choose another with {flag} or --host)") from None
+def serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    listener: socket.socket,
+    admin_listener: socket.socket | None,
+    process: EngineProcess,
+) -> int:
+    """Serve with an engine whose process was started; the exit code. Problems of starting are OctavoErrors."""
+    logs.add_filter(CallerFilter())
+    if admin_listener is not None:
+        log.info("the /admin routes listen on %s", base_url(config.host, admin_listener.getsockname()[1]))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_main(engine_config, config, listener, admin_listener, process))
 
 
 async def _main(
-    engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, admin_listener: socket.socket | None
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    listener: socket.socket,
+    admin_listener: socket.socket | None,
+    process: EngineProcess,
 ) -> int:
-    return await Service(engine_config, config, listener, admin_listener).main()
+    return await Service(engine_config, config, listener, admin_listener, process).main()
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -65,7 +65,7 @@ class TorchRunner:
         source: ModelSource | None = None,
         kernels: KernelBuild | None = None,
     ) -> None:
-        progress("config", 0.0)
+        progress("device", 0.0)
         self._build = kernels
         self.plan = make_plan(config, progress, source)
         self.config = self.plan.config

@@ -12,6 +12,7 @@ from octavo.protocol import Progress
 from octavo.speculation import without_drafts
 from octavo.worker import kernel_build
 from octavo.worker.base import Runner
+from octavo.worker.cuda_context import start_context
 
 
 def start_runner(config: EngineConfig, progress: Progress) -> Runner:
@@ -19,8 +20,11 @@ def start_runner(config: EngineConfig, progress: Progress) -> Runner:
     progress("config", 0.0)
     drafts = without_drafts(config.scheduler.speculative_config, "--runner torch")
     config = replace(config, scheduler=replace(config.scheduler, speculative_config=drafts))
+    if config.execution.device != "cpu":
+        start_context()
     source = resolve_source(config.model, progress)
     kernels = kernel_build.start(config, source.raw_config)
+    progress("imports", 0.0)
     try:
         from octavo.worker.runner import TorchRunner  # imports torch
 
