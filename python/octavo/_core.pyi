@@ -38,12 +38,15 @@ class CoreConfig:
         groups: Sequence[tuple[str, int]] | None = None,
         step_sizes: Sequence[int] | None = None,
         plans_late: bool = False,
+        output_bytes: tuple[int, int] | None = None,
     ) -> CoreConfig:
         """`groups`: what the layers of each cache group read again: ("all", 0), a ("window", tokens) before, or a
         ("chunk", tokens) from the last border on, or a ("state", 0) of one position a block, overwritten until the
         block's last; None: all of them all. `step_sizes`: tokens that steps with prompts are padded to; longer ones
         are not. `plans_late`: `step` may sleep before it plans, while the device is busy, so that whoever comes
-        meanwhile is in the plan; launching a step must not wait for the device then."""
+        meanwhile is in the plan; launching a step must not wait for the device then. `output_bytes`: of what an
+        encoder makes for a position of an image, and of a block; blocks keep that then, while nobody else needs
+        them."""
     @property
     def num_positions(self) -> int:
         """Positions that one sequence can have when all blocks are its own."""
@@ -117,6 +120,16 @@ class PromptLogprobRow:
     target_ids: bytes
 
 @final
+class PlacedOutputs:
+    """Where an encoder's outputs for an image are that a row reads."""
+
+    digest: bytes
+    """16 bytes, little-endian."""
+    blocks: list[int]
+    is_filled: bool
+    """They are there; else this step makes them and puts them there."""
+
+@final
 class StepPlan:
     """What to run in one step; the arrays are already in `arena`."""
 
@@ -137,6 +150,8 @@ class StepPlan:
     needs_logprobs: bool
     new_rows: list[NewRow]
     prompt_logprob_rows: list[PromptLogprobRow]
+    outputs: list[PlacedOutputs]
+    """Of images that rows reach; the step makes those of others itself."""
     """Calls wait in `Core.take_calls`."""
     has_calls: bool
     """Sampled rows are constrained: `Core.fill_masks` comes between launching and sampling."""

@@ -250,7 +250,6 @@ class MediaConfig:
     media_timeout_s: float = option(10.0, "Seconds that fetching an image may take, and processing it.", low=0.01)
     max_image_bytes: int = option(20 * 1024 * 1024, "Largest image file.", low=1)
     max_image_pixels: int = option(40_000_000, "Most pixels of an image.", low=1)
-    encoder_cache_bytes: int = option(256 * 1024 * 1024, "Bytes of images' embeddings that are kept for reuse.", low=0)
 
 
 @dataclass(frozen=True, slots=True)

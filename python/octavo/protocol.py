@@ -135,6 +135,10 @@ class ImageFacts:
     """Of the checkpoint: it has the processor's files."""
     is_whole: bool
     """A step must compute all tokens of an image."""
+    token_bytes: int = 0
+    """Of what the encoder makes for a token."""
+    block_bytes: int = 0
+    """Of a block of the cache, which keeps that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,9 @@ from octavo.multimodal import inputs
 from octavo.multimodal.processor import ImageProcessor
 from octavo.multimodal.sources import from_object
 from octavo.worker.encoder_memory import MIN_VALUES, encoder_usage
-from octavo.worker.media import FeatureCache, StepMedia
+from octavo.worker.media import StepMedia
 from octavo.worker.memory import make_plan
+from octavo.worker.output_blocks import OutputBlocks
 
 ENGINE: dict[str, Any] = {"dtype": "float32", "device": "cpu", "cpu_threads": 1, "block_size": 4}
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -90,7 +91,7 @@ def test_the_plan_has_the_largest_picture(tmp_path: Path) -> None:
     assert large is not None
     assert large.num_tokens > small.num_tokens
     assert large.is_counted
-    assert plans[1].usage.image_bytes == large.work_bytes + MediaConfig().encoder_cache_bytes
+    assert plans[1].usage.image_bytes == large.work_bytes + large.output_bytes(plans[1].limits.max_num_batched_tokens)
     line = next(line for line in plans[1].report().splitlines() if line.startswith("images"))
     assert f"{large.num_tokens} tokens" in line
     none = make_plan(EngineConfig(model=model, media=MediaConfig(limit_mm_per_prompt='{"image": 0}')))
@@ -177,29 +178,66 @@ def test_pictures_that_wait_are_encoded_together(llava: Path) -> None:
         assert media.num_calls == 1
         media._max_values = 2 * 3 * 28 * 28
         assert llm.reset_prefix_cache()
-        media.cache = FeatureCache(0)
         assert ask(llm, pictures) == answers
         assert media.num_calls == 4
 
 
-def test_embeddings_are_bounded_and_pictures_that_are_cut_are_encoded_once(llava: Path) -> None:
-    """A chunk ends within each picture; without a cache, its embeddings last to the next step and no longer."""
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs find no room among blocks."""
+    monkeypatch.setattr(OutputBlocks, "block_bytes", property(lambda self: 1))
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_pictures_that_are_cut_are_encoded_once(llava: Path, has_room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk ends within each picture. Embeddings lie in free blocks, or without room last to the next step and no
+    longer."""
     with LLM(str(llava), **ENGINE) as whole:
         expected = ask(whole, [picture(1)])
-    with LLM(str(llava), **ENGINE, max_num_batched_tokens=12, encoder_cache_bytes=0, max_num_seqs=1) as llm:
+    if not has_room:
+        small_blocks(monkeypatch)
+    with LLM(str(llava), **ENGINE, max_num_batched_tokens=12, max_num_seqs=1, enable_prefix_caching=False) as llm:
         media = media_of(llm)
         assert ask(llm, [picture(1)]) == expected
         assert media.num_calls == 1
-        assert media.cache.num_bytes == 0
         assert not media._cut
         assert not media._slots
-    cache = FeatureCache(1000)
-    for i in range(10):
-        cache.put(bytes([i]), torch.zeros(100))
-        cache.put(bytes([i]), torch.zeros(100))
-        assert cache.num_bytes == min(2, i + 1) * 400
-    assert cache.get(bytes([9])) is not None
-    assert cache.get(bytes([0])) is None
+        assert ask(llm, [picture(1)]) == expected
+        assert media.num_calls == (1 if has_room else 2)
+
+
+def test_texts_take_the_blocks_of_embeddings_that_nobody_reads(llava: Path) -> None:
+    """One budget: what was encoded stays as long as its blocks are not needed."""
+    texts = [[5 + (i + k) % 50 for i in range(40)] for k in range(4)]
+    with LLM(str(llava), **ENGINE, num_gpu_blocks_override=40, max_model_len=100) as llm:
+        media = media_of(llm)
+        expected = ask(llm, [picture(1)])
+        assert ask(llm, [picture(1)]) == expected
+        assert media.num_calls == 1
+        llm.generate(texts, GREEDY)
+        assert ask(llm, [picture(1)]) == expected
+        assert media.num_calls == 2
+        stats = llm.stats()
+        assert stats["num_free_blocks"] == stats["num_blocks"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [((64, 64), torch.float32), ((24, 40, 8), torch.bfloat16), ((6,), torch.float16)]
+)
+def test_outputs_come_back_from_blocks_bit_by_bit(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """However many blocks they take, and with unlike lanes."""
+    lanes = [torch.full((50, size), 255, dtype=torch.uint8) for size in sizes]
+    kept = OutputBlocks(lanes, 6, dtype)
+    free = list(range(1, 50))
+    written = []
+    for count in (1, 3, 8):
+        feature_im = torch.randn(count, 6).to(dtype)
+        num_blocks = -(-count * kept.token_bytes // kept.block_bytes)
+        blocks, free = free[:num_blocks][::-1], free[num_blocks:]
+        kept.write(blocks, feature_im)
+        written.append((blocks, feature_im))
+    for blocks, feature_im in written:
+        assert torch.equal(kept.read(blocks, len(feature_im)), feature_im)
+    assert all(bool((lane[0] == 255).all()) and bool((lane[free] == 255).all()) for lane in lanes)
 
 
 def test_an_encoder_that_fails_over_an_image_costs_nobody_else(
@@ -217,11 +255,9 @@ def test_an_encoder_that_fails_over_an_image_costs_nobody_else(
             return encode(tensors, device)
 
         monkeypatch.setattr(media._encoder, "encode", picky)
-        media.cache = FeatureCache(1 << 20)
         assert llm.reset_prefix_cache()
         assert ask(llm, [picture(1)]) == expected[:1]
         limit = 99
-        media.cache = FeatureCache(1 << 20)
         assert llm.reset_prefix_cache()
         assert ask(llm, [picture(2)]) != expected[1:]
         assert "can't be encoded" in caplog.text

@@ -47,8 +47,8 @@ def test_answers_are_those_of_an_engine_with_room(
         outputs = [llm.generate(prompt, greedy)[0] for prompt in prompts]
     expected = [output.outputs[0].token_ids for output in outputs]
     longest = max(len(output.prompt_token_ids) for output in outputs) + NUM_NEW
-    small = {"max_model_len": longest, "num_gpu_blocks_override": longest // 4 + 11, "max_num_seqs": 5}
-    with LLM(str(tmp_path), **ENGINE, **small, max_num_batched_tokens=budget, encoder_cache_bytes=3000) as llm:
+    small = {"max_model_len": longest, "num_gpu_blocks_override": longest // 4 + 16, "max_num_seqs": 5}
+    with LLM(str(tmp_path), **ENGINE, **small, max_num_batched_tokens=budget) as llm:
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)] == expected
         stats = llm.stats()
         assert stats["num_preemptions"] > 0

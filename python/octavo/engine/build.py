@@ -53,6 +53,7 @@ def core_config(runner: Loaded, *, bounded: bool = True) -> CoreConfig:
     scheduler = config.scheduler
     assert scheduler.max_num_batched_tokens is not None, "the runner resolves its config"
     assert scheduler.overlap_depth is not None, "the runner resolves its config"
+    images = facts.images
     return CoreConfig(
         block_size=facts.block_size,
         num_blocks=facts.num_blocks,
@@ -71,6 +72,7 @@ def core_config(runner: Loaded, *, bounded: bool = True) -> CoreConfig:
         hash_seed=secrets.randbits(63),
         speculation=read_speculation(scheduler.speculative_config),
         groups=facts.cache_groups,
+        output_bytes=None if images is None else (images.token_bytes, images.block_bytes),
         step_sizes=prompt_sizes(config.execution),
         plans_late=bounded and config.execution.device == "cuda" and scheduler.max_itl_ms != 0,
     )

@@ -63,6 +63,13 @@ class ImageEncoder:
         self.is_whole = IMAGE_FAMILIES.get(raw["model_type"], False)
         self.numbers_positions = hasattr(base, "get_rope_index")
 
+    @property
+    def width(self) -> int:
+        """Values that it gives a token: an embedding, and deep features (Qwen3-VL)."""
+        vision = getattr(self.base.config, "vision_config", None)
+        deep: Sequence[int] = getattr(vision, "deepstack_visual_indexes", None) or ()
+        return int(self.base.config.get_text_config().hidden_size) * (1 + len(deep))
+
     def weight_bytes(self) -> int:
         """Of all but the text model."""
         parts = [part for name, part in self.base.named_children() if name != self._text_name]
@@ -135,8 +142,11 @@ class ImageEncoder:
                 twin_im = self.encode_equal([tensors, tensors], device)[-1]
                 if twin_im.shape != feature_im.shape or not _are_close(twin_im, feature_im, self.dtype):
                     raise ModelError("it makes other embeddings of two pictures at once than of each")
-                if not len(place_i) or len(place_i) != len(feature_im):
-                    raise ModelError(f"it makes {len(feature_im)} embeddings for {len(place_i)} image tokens")
+                if not len(place_i) or feature_im.shape != (len(place_i), self.width):
+                    raise ModelError(
+                        f"it makes {len(feature_im)} embeddings for {len(place_i)} image tokens,"
+                        f" of {feature_im.shape[-1]} numbers where {self.width} are expected"
+                    )
                 places.append(place_i)
                 media.add_features(place_i, feature_im)
             position_3t: Tensor | None = None

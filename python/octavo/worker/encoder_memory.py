@@ -1,6 +1,7 @@
 """What images take on the device beside their tokens: the encoder's weights, its work on the largest picture that is
-taken, and the outputs that are kept (`--encoder-cache-bytes`). Worked out before anything is allocated: the
-checkpoint's processor makes tensors of such a picture, which a copy of the encoder without memory reads.
+taken, and the outputs that a step reads (those that are kept lie in blocks of the KV cache). Worked out before anything
+is allocated: the checkpoint's processor makes tensors of such a picture, which a copy of the encoder without memory
+reads.
 """
 
 from __future__ import annotations
@@ -39,15 +40,21 @@ class EncoderUsage:
     weight_bytes: int
     """Contained in the model's."""
     work_bytes: int
-    """Its peak beside weights and outputs that are kept."""
+    """Its peak beside weights and outputs of other images."""
     picture: tuple[int, int]
     """Width and height of the largest one that is taken."""
     num_tokens: int
     """That stand for it in a prompt."""
+    token_bytes: int
+    """Of outputs for a token."""
     num_values: int
     """Numbers that the encoder reads at a time, of however many pictures; `work_bytes` are for these."""
     is_counted: bool
     """`work_bytes` is counted, not estimated from sizes."""
+
+    def output_bytes(self, num_tokens: int) -> int:
+        """Of all outputs that a step of so many tokens reads, when its last image is cut."""
+        return (num_tokens + self.num_tokens) * self.token_bytes
 
 
 def encoder_usage(images: ImageEncoder, folder: Path | None, config: MediaConfig) -> EncoderUsage | None:
@@ -78,6 +85,7 @@ def encoder_usage(images: ImageEncoder, folder: Path | None, config: MediaConfig
         work_bytes=math.ceil((work_bytes + input_bytes(tensors)) * num_together / values),
         picture=picture,
         num_tokens=len(token_ids),
+        token_bytes=images.width * images.dtype.itemsize,
         num_values=num_together,
         is_counted=is_counted,
     )

@@ -1,10 +1,10 @@
 """Images of the prompts that run: which tokens of a step take an encoder's output, and these outputs by content.
 
 A slot's images are known from its sequence's start until its prompt has been computed. Images are encoded when a step
-first reaches them, those of one size together, as far as the memory plan allows. Embeddings live in a bounded cache by
-content; beyond it only while the step that reads them runs, and of images that it cut also through the next: so what an
-aborted sequence had is gone by itself. Not here: pixels to tensors (multimodal/processor.py), the encoder itself
-(models/images.py), what both take (encoder_memory.py).
+first reaches them, those of one size together, as far as the memory plan allows. Their embeddings are kept in the
+blocks that the plan names (output_blocks.py); where it names none, only while the step that reads them runs, and of
+images that it cut also through the next: so what an aborted sequence had is gone by itself. Not here: pixels to tensors
+(multimodal/processor.py), the encoder itself (models/images.py), what both take (encoder_memory.py).
 
 Shape suffixes: t tokens, s slots, i tokens of the step that stand for images, m model dim.
 """
@@ -12,9 +12,8 @@ Shape suffixes: t tokens, s slots, i tokens of the step that stand for images, m
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,9 +26,10 @@ from octavo.attention.media import MediaInput, WholeSpan
 from octavo.models.images import ImageEncoder, kind, num_values
 from octavo.multimodal.placed import MediaRecord, unpack
 from octavo.worker.batch import StepArenas, StepArrays
+from octavo.worker.output_blocks import OutputBlocks
 
 if TYPE_CHECKING:
-    from octavo._core import NewRow, StepPlan
+    from octavo._core import NewRow, PlacedOutputs, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,11 @@ class PromptImage:
     position_i: npt.NDArray[np.int64]
     """Positions of the prompt that take the encoder's outputs, in order."""
 
+    @property
+    def end(self) -> int:
+        """Of the positions that stand for it."""
+        return self.record.start + self.record.length
+
 
 @dataclass(slots=True)
 class SlotMedia:
@@ -53,39 +58,14 @@ class SlotMedia:
     """Of every known position of the sequence, where the model numbers positions in three dimensions."""
 
 
-@dataclass(slots=True)
-class FeatureCache:
-    """Encoder outputs by content; the least recently used go when there are more than `max_bytes`."""
-
-    max_bytes: int
-    num_bytes: int = 0
-    num_hits: int = 0
-    _features: OrderedDict[bytes, Tensor] = field(default_factory=OrderedDict)
-
-    def get(self, digest: bytes) -> Tensor | None:
-        found = self._features.get(digest)
-        if found is not None:
-            self._features.move_to_end(digest)
-            self.num_hits += 1
-        return found
-
-    def put(self, digest: bytes, feature_im: Tensor) -> None:
-        if digest in self._features:
-            return
-        self._features[digest] = feature_im
-        self.num_bytes += feature_im.nbytes
-        while self.num_bytes > self.max_bytes:
-            self.num_bytes -= self._features.popitem(last=False)[1].nbytes
-
-
 class StepMedia:
     """Keeps the slots' images and tells each step what to do with them."""
 
     def __init__(
-        self, encoder: ImageEncoder, *, cache_bytes: int, max_values: int, num_slots: int, device: torch.device
+        self, encoder: ImageEncoder, kept: OutputBlocks, *, max_values: int, num_slots: int, device: torch.device
     ) -> None:
         """`max_values`: numbers that the encoder may read in one call; a single image may have more."""
-        self.cache = FeatureCache(cache_bytes)
+        self._kept = kept
         self.num_calls = 0
         self._max_values = max_values
         self._cut: dict[bytes, Tensor] = {}
@@ -119,8 +99,7 @@ class StepMedia:
         for record in unpack(row.media_data):
             span = token_ids[record.start : record.start + record.length]
             images.append(PromptImage(record, record.start + np.flatnonzero(span == self._encoder.token_id)))
-        last = images[-1].record
-        media = SlotMedia(images, last.start + last.length)
+        media = SlotMedia(images, images[-1].end)
         if self._encoder.numbers_positions:
             tensors = [safetensors.torch.load(image.record.data) for image in images]
             places = [image.position_i for image in images]
@@ -143,7 +122,7 @@ class StepMedia:
             first, last = host[layout.query_start + row], host[layout.query_start + row + 1]
             end = int(host[layout.kv_len + row])
             rows.append((int(slots[row]), int(first), end - int(last - first), end))
-        features = self._features(rows, cut)
+        features = self._features(rows, cut, {placed.digest: placed for placed in plan.outputs})
         for place in rows:
             self._add_row(found, features, *place)
         return found.finish(self._device) if found.has_any else None
@@ -157,8 +136,7 @@ class StepMedia:
             low, high = np.searchsorted(image.position_i, (start, end))
             if low < high:
                 position_i, feature_im = image.position_i[low:high], features[image.record.digest]
-                if len(feature_im) == len(image.position_i):
-                    found.add_features(position_i - start + first, feature_im[low:high])
+                found.add_features(position_i - start + first, feature_im[low:high])
                 if self._encoder.is_whole:
                     began, stop = int(image.position_i[0]), int(position_i[-1]) + 1
                     found.spans.append(
@@ -168,61 +146,79 @@ class StepMedia:
             stop = min(end, media.rope_position_3p.shape[1])
             if start < stop:
                 found.add_positions(np.arange(first, first + stop - start), media.rope_position_3p[:, start:stop])
-        media.images = [image for image in media.images if image.position_i[-1] >= end]
+        media.images = [image for image in media.images if image.end > end]
         if end >= media.end:
             del self._slots[slot]
 
-    def _features(self, rows: Sequence[tuple[int, int, int, int]], cut: dict[bytes, Tensor]) -> dict[bytes, Tensor]:
-        """The encoder's outputs [i, m] for the images that rows reach, by digest."""
+    def _features(
+        self,
+        rows: Sequence[tuple[int, int, int, int]],
+        cut: dict[bytes, Tensor],
+        outputs: Mapping[bytes, PlacedOutputs],
+    ) -> dict[bytes, Tensor]:
+        """The encoder's outputs [i, m] for the images that rows reach, by digest; `cut`: of images that the last step
+        cut, `outputs`: where the plan keeps them."""
         found: dict[bytes, Tensor] = {}
-        missing: dict[bytes, bytes] = {}
+        missing: dict[bytes, PromptImage] = {}
         unread: set[bytes] = set()
         for slot, _, start, end in rows:
             for image in self._slots[slot].images:
-                digest, low, high = image.record.digest, *np.searchsorted(image.position_i, (start, end))
-                if low == high:
+                digest = image.record.digest
+                if image.end <= start or end <= image.record.start:
                     continue
-                if high < len(image.position_i):
+                if end < image.end:
                     unread.add(digest)
-                known = found.get(digest, cut.get(digest))
-                known = self.cache.get(digest) if known is None else known
-                if known is None:
-                    missing[digest] = image.record.data
+                if digest in found or digest in missing:
+                    continue
+                placed = outputs.get(digest)
+                if placed is not None and placed.is_filled:
+                    found[digest] = self._kept.read(placed.blocks, len(image.position_i))
+                elif digest in cut:
+                    found[digest] = cut[digest]
                 else:
-                    found[digest] = known
+                    missing[digest] = image
         found |= self._encode(missing)
-        self._cut = {digest: found[digest] for digest in unread}
+        for digest, placed in outputs.items():
+            if not placed.is_filled:
+                self._kept.write(placed.blocks, found[digest])
+        self._cut = {digest: found[digest] for digest in unread - outputs.keys()}
         return found
 
-    def _encode(self, missing: Mapping[bytes, bytes]) -> dict[bytes, Tensor]:
-        """Outputs for images' data, those of one kind in few calls; they are kept."""
+    def _encode(self, missing: Mapping[bytes, PromptImage]) -> dict[bytes, Tensor]:
+        """Outputs [i, m] for images, those of one kind in few calls."""
         found: dict[bytes, Tensor] = {}
-        kinds: dict[Hashable, list[tuple[bytes, dict[str, Tensor]]]] = {}
-        for digest, data in missing.items():
-            tensors = safetensors.torch.load(data)
-            kinds.setdefault(kind(tensors), []).append((digest, tensors))
+        kinds: dict[Hashable, list[tuple[PromptImage, dict[str, Tensor]]]] = {}
+        for image in missing.values():
+            tensors = safetensors.torch.load(image.record.data)
+            kinds.setdefault(kind(tensors), []).append((image, tensors))
         for images in kinds.values():
             size = max(1, self._max_values // max(1, num_values(images[0][1])))
             for i in range(0, len(images), size):
                 together = images[i : i + size]
                 outputs = self._outputs([tensors for _, tensors in together])
                 self.num_calls += 1
-                found |= {digest: output for (digest, _), output in zip(together, outputs, strict=True)}
-        for digest, feature_im in found.items():
-            if feature_im.numel():
-                self.cache.put(digest, feature_im)
+                for (image, _), output_im in zip(together, outputs, strict=True):
+                    found[image.record.digest] = self._checked(image, output_im)
         return found
 
-    def _outputs(self, images: list[dict[str, Tensor]]) -> list[Tensor]:
-        """Of images of one kind; empty where foreign code fails over one: it is shown as nothing then, and the others'
-        requests go on."""
+    def _outputs(self, images: list[dict[str, Tensor]]) -> Sequence[Tensor | None]:
+        """Of images of one kind; None where foreign code fails over one."""
         try:
             return self._encoder.encode_equal(images, self._device)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError) as error:
             logger.error("an image can't be encoded, its tokens stay empty: %s", error)
-            return [torch.empty(0)] * len(images)
+            return [None] * len(images)
+
+    def _checked(self, image: PromptImage, output_im: Tensor | None) -> Tensor:
+        """The output if there is one a token, else zeros: that image is shown as nothing, and other requests go on."""
+        shape = (len(image.position_i), self._kept.width)
+        if output_im is not None and output_im.shape == shape:
+            return output_im
+        if output_im is not None:
+            logger.error("an image has %s outputs instead of %s, its tokens stay empty", tuple(output_im.shape), shape)
+        return torch.zeros(shape, dtype=self._kept.dtype, device=self._device)
 
     def rope_positions(self, position_t: Tensor, arrays: StepArrays, media: MediaInput | None) -> Tensor | None:
         """Positions in three dimensions [3, t], where the model has such."""

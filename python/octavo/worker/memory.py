@@ -71,7 +71,7 @@ class Usage:
     sampling_bytes: int
     graph_bytes: int
     image_bytes: int = 0
-    """An encoder's work, and its outputs that are kept."""
+    """An encoder's work, and its outputs that a step reads."""
 
     @property
     def total(self) -> int:
@@ -129,8 +129,8 @@ class MemoryPlan:
         how = "" if encoder.is_counted else ", estimated"
         return (
             f"{_size(self.usage.image_bytes)}  {_size(encoder.work_bytes)} to encode (up to {width} x {height} pixels, "
-            f"{encoder.num_tokens} tokens{how}), {_size(self.config.media.encoder_cache_bytes)} of outputs kept; "
-            f"{_size(encoder.weight_bytes)} of the weights are the encoder's"
+            f"{encoder.num_tokens} tokens{how}), {_size(self.usage.image_bytes - encoder.work_bytes)} of outputs in a "
+            f"step, others in free blocks; {_size(encoder.weight_bytes)} of the weights are the encoder's"
         )
 
     def report(self) -> str:
@@ -199,7 +199,7 @@ def usage_of(
         + expert_bytes(model, limits.max_num_batched_tokens, item),
         sampling_bytes=chunk_rows * model.vocab_size * LOGIT_BYTES + counts_and_masks,
         graph_bytes=(len(sizes) * GRAPHS_A_SIZE + num_mixed) * GRAPH_BYTES + graph_tokens * per_token,
-        image_bytes=0 if encoder is None else encoder.work_bytes + config.media.encoder_cache_bytes,
+        image_bytes=0 if encoder is None else encoder.work_bytes + encoder.output_bytes(limits.max_num_batched_tokens),
     )
 
 

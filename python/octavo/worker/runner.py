@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,7 @@ from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.media import StepMedia
 from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
 from octavo.worker.mixed_graphs import MixedGraphs
+from octavo.worker.output_blocks import OutputBlocks
 from octavo.worker.resolve import GRAPH_BACKENDS, kv_dtype
 from octavo.worker.slots import Slots
 from octavo.worker.step_context import HeaderParts, step_context
@@ -112,19 +114,9 @@ class TorchRunner:
             quantization=self.config.model.quantization,
             progress=self._progress,
         )
-        self._media: StepMedia | None = None
         self._image_facts, self._no_images = image_facts(self._model, plan.source.folder, self.config.media, device)
-        images = self._model.images
-        if images is not None and self._image_facts is not None:
-            self._media = StepMedia(
-                images,
-                cache_bytes=self.config.media.encoder_cache_bytes,
-                max_values=0 if plan.encoder is None else plan.encoder.num_values,
-                num_slots=limits.max_num_seqs,
-                device=device,
-            )
-            if images.is_whole:
-                self._backend = WholeImageAttention(self._backend)
+        if self._image_facts is not None and self._image_facts.is_whole:
+            self._backend = WholeImageAttention(self._backend)
         self._model.set_attention_backend(self._backend)
         self._progress("memory", 0.0)
         layout = plan.layout.of_model(self._model.attention_specs)
@@ -136,6 +128,7 @@ class TorchRunner:
             dtype=DTYPES[kv_dtype(self.config)],
             device=device,
         )
+        self._media = self._keep_images()
         max_blocks = math.ceil(plan.max_model_len / limits.block_size)
         self._slots = Slots(limits.max_num_seqs, max_blocks, device, layout.layer_groups)
         self._kernels = StepKernels(self.config.execution.attention_backend, limits.block_size)
@@ -156,6 +149,21 @@ class TorchRunner:
         )
         together_sizes = execution.cuda_graph_sizes if self._model.reads_together else []
         self._together_graphs = TogetherGraphs(self._graphs, together_sizes, plan.max_model_len)
+
+    def _keep_images(self) -> StepMedia | None:
+        """For a model that takes images: their encoder's outputs lie in blocks of the cache."""
+        images, facts = self._model.images, self._image_facts
+        if images is None or facts is None:
+            return None
+        kept = OutputBlocks(self._kv_cache.lanes, images.width, images.dtype)
+        self._image_facts = replace(facts, token_bytes=kept.token_bytes, block_bytes=kept.block_bytes)
+        return StepMedia(
+            images,
+            kept,
+            max_values=0 if self.plan.encoder is None else self.plan.encoder.num_values,
+            num_slots=self._limits.max_num_seqs,
+            device=self._device,
+        )
 
     @torch.inference_mode()
     def attach(self, core: Core) -> None:

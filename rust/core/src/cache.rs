@@ -1,14 +1,15 @@
-//! The block pool and the prefix index, kept in step, for all cache groups of a model.
+//! The block pool and the index of contents, kept in step, for all cache groups of a model and for its encoder's outputs.
 //!
 //! A block belongs to the group that took it until it is taken again; its hash names content and group. A cached prefix
-//! is as long as the group that has least of it says.
+//! is as long as the group that has least of it says. What an encoder made of an image lies in blocks that no sequence
+//! holds: found by content, and evicted like prefixes, whichever was used least recently.
 
 use crate::block_pool::{BlockPool, End};
 use crate::config::CoreConfig;
 use crate::groups::Keep;
 use crate::holding::BlockTable;
 use crate::ids::{BlockHash, BlockId, TokenId};
-use crate::media;
+use crate::media::{self, MediaSpan};
 use crate::prefix::{PrefixHasher, PrefixIndex, PromptKeys};
 
 #[derive(Debug)]
@@ -16,20 +17,21 @@ pub struct Cache {
     block_size: u32,
     groups: Vec<Keep>,
     pool: BlockPool,
-    /// `None` = prefix caching is off.
-    index: Option<PrefixIndex>,
+    index: PrefixIndex,
+    /// Prefixes are found again; an encoder's outputs are in any case.
+    has_prefixes: bool,
     hasher: PrefixHasher,
 }
 
 impl Cache {
     pub fn new(config: &CoreConfig) -> Self {
         let num_blocks = config.num_blocks;
-        let index = config.enable_prefix_caching;
         Self {
             block_size: config.block_size,
             groups: config.groups.clone(),
             pool: BlockPool::new(num_blocks),
-            index: index.then(|| PrefixIndex::new(num_blocks)),
+            index: PrefixIndex::new(num_blocks),
+            has_prefixes: config.enable_prefix_caching,
             hasher: PrefixHasher::new(config.hash_seed),
         }
     }
@@ -55,7 +57,7 @@ impl Cache {
         num_tokens: u32,
         token: impl Fn(u32) -> TokenId,
     ) {
-        if self.index.is_none() {
+        if !self.has_prefixes {
             return;
         }
         let full = num_tokens / self.block_size;
@@ -72,11 +74,7 @@ impl Cache {
     /// The longest prefix that all groups have, one table a group: what the next token reads of it. The blocks are not
     /// referenced yet, so they may be free.
     pub fn find_prefix(&self, hashes: &[BlockHash]) -> Vec<BlockTable> {
-        let mut len = if self.index.is_some() {
-            hashes.len()
-        } else {
-            0
-        };
+        let mut len = if self.has_prefixes { hashes.len() } else { 0 };
         // Each group cuts the prefix to one that it has; done when none cuts any more.
         loop {
             let before = len;
@@ -115,7 +113,7 @@ impl Cache {
     }
 
     fn find(&self, hash: BlockHash, group: usize) -> Option<BlockId> {
-        self.index.as_ref()?.find(hash.of_group(group))
+        self.index.find(hash.of_group(group))
     }
 
     /// A group's blocks of a prefix that it has.
@@ -148,22 +146,46 @@ impl Cache {
     /// A block to write to; evicts the least recently used cached content when nothing else is free.
     pub fn take(&mut self) -> Option<BlockId> {
         let block = self.pool.take()?;
-        if let Some(index) = &mut self.index {
-            index.forget(block);
-        }
+        self.index.forget(block);
         Some(block)
+    }
+
+    /// Blocks for what an encoder makes of an image, now with a reference, and whether they have it; `None`: too few are
+    /// free. From now on they are found, so that the step for which they are taken must fill them if they have it not.
+    pub fn hold_outputs(&mut self, span: &MediaSpan, count: usize) -> Option<(Vec<BlockId>, bool)> {
+        let hashes: Vec<_> = (0..count)
+            .map(|nth| self.hasher.output(span, nth))
+            .collect();
+        let found: Vec<_> = hashes.iter().map(|hash| self.index.find(*hash)).collect();
+        let known: Vec<_> = found.iter().flatten().copied().collect();
+        for block in &known {
+            self.pool.share(*block);
+        }
+        if count - known.len() > self.pool.num_free() as usize {
+            self.release(&known);
+            return None;
+        }
+        let mut blocks = Vec::with_capacity(count);
+        for (hash, block) in hashes.into_iter().zip(found) {
+            blocks.push(block.unwrap_or_else(|| {
+                let block = self.take().expect("a free block");
+                self.index.publish(hash, block);
+                block
+            }));
+        }
+        Some((blocks, known.len() == count))
     }
 
     /// Gives a sequence's references back. Its later blocks are evicted before its earlier ones, since a cached
     /// block is of use only together with all before it.
     pub fn release(&mut self, blocks: &[BlockId]) {
         for block in blocks.iter().rev().copied() {
-            let cached = self
-                .index
-                .as_ref()
-                .is_some_and(|index| index.is_published(block));
-            self.pool
-                .release(block, if cached { End::Last } else { End::First });
+            let end = if self.index.is_published(block) {
+                End::Last
+            } else {
+                End::First
+            };
+            self.pool.release(block, end);
         }
     }
 
@@ -175,27 +197,25 @@ impl Cache {
         tables: &[BlockTable],
         (from, to): (usize, usize),
     ) {
-        let Some(index) = &mut self.index else {
+        if !self.has_prefixes {
             return;
-        };
+        }
         for (group, table) in tables.iter().enumerate() {
             let named = hashes.iter().zip(&table.blocks).take(to);
             for (hash, block) in named.skip(from.max(table.first)) {
-                index.publish(hash.of_group(group), *block);
+                self.index.publish(hash.of_group(group), *block);
             }
         }
     }
 
     /// Forgets cached content that nobody uses; false when some stays because it is in use.
     pub fn reset(&mut self) -> bool {
-        let Some(index) = &mut self.index else {
-            return true;
-        };
-        let (unused, used): (Vec<_>, Vec<_>) = index
+        let (unused, used): (Vec<_>, Vec<_>) = self
+            .index
             .blocks()
             .partition(|block| self.pool.ref_count(*block) == 0);
         for block in unused {
-            index.forget(block);
+            self.index.forget(block);
         }
         used.is_empty()
     }
@@ -203,6 +223,6 @@ impl Cache {
     /// `expected`: how many references are held on each block.
     pub fn check(&self, expected: &[u32]) -> Result<(), String> {
         self.pool.check(expected)?;
-        self.index.as_ref().map_or(Ok(()), PrefixIndex::check)
+        self.index.check()
     }
 }

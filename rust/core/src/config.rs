@@ -3,6 +3,7 @@
 
 use crate::errors::ConfigError;
 use crate::groups::{Keep, MAX_GROUPS, blocks_for};
+use crate::media::OutputBytes;
 use crate::queue_load::{MAX_QUEUED_BYTES, QueueBounds};
 use crate::speculation::SpeculationConfig;
 use crate::step_sizes::StepSizes;
@@ -37,6 +38,8 @@ pub struct CoreConfig {
     pub num_blocks: u32,
     /// The model's cache groups.
     pub groups: Vec<Keep>,
+    /// Of a model that takes images, if their encoder's outputs are to be kept.
+    pub output_bytes: Option<OutputBytes>,
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
@@ -100,6 +103,12 @@ impl CoreConfig {
         }
         if self.max_itl_ms.is_some_and(|ms| ms.is_nan() || ms < 0.0) {
             return Err(ConfigError("max_itl_ms: must be 0 or more".into()));
+        }
+        if self
+            .output_bytes
+            .is_some_and(|bytes| bytes.of_token == 0 || bytes.of_block == 0)
+        {
+            return Err(ConfigError("output_bytes: must be 1 or more".into()));
         }
         if self.speculation.is_some() && self.groups.iter().any(|keep| keep.is_overwritten()) {
             return Err(ConfigError(

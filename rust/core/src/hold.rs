@@ -55,6 +55,7 @@ mod tests {
             block_size: 16,
             num_blocks: 100,
             groups: vec![Keep::All],
+            output_bytes: None,
             max_num_seqs: 8,
             max_num_batched_tokens: 64,
             max_model_len: 128,

@@ -1,8 +1,13 @@
 //! Images in a prompt, as the control plane sees them: which positions stand for one, what tells two apart, and where a
 //! chunk may not end.
 //!
+//! What an encoder makes of an image is kept in blocks of the one pool (`cache`), where there are free ones: nobody is
+//! pushed out or kept waiting for it. A step that reaches an image tells the worker where its outputs are or go to.
+//!
 //! Not here: pixels, which travel to the worker unread (`AddRequest::media_data`), and which of a span's tokens take an
 //! encoder's output (the worker's business).
+
+use crate::ids::BlockId;
 
 /// Most bytes of images that requests may bring, those of waiting and running ones together.
 pub const MAX_MEDIA_BYTES: u64 = 4 << 30;
@@ -26,6 +31,29 @@ impl MediaSpan {
     fn overlaps(&self, start: u32, end: u32) -> bool {
         self.start < end && start < self.end()
     }
+}
+
+/// Bytes of an encoder's outputs for one position of a prompt, and of a block of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputBytes {
+    pub of_token: u64,
+    pub of_block: u64,
+}
+
+impl OutputBytes {
+    /// Blocks that an image's outputs take, at most.
+    pub fn num_blocks(self, span: &MediaSpan) -> usize {
+        (u64::from(span.len) * self.of_token).div_ceil(self.of_block) as usize
+    }
+}
+
+/// Where the outputs of an image are that a step reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedOutputs {
+    pub digest: u128,
+    pub blocks: Vec<BlockId>,
+    /// They are there; else the step makes them and puts them there.
+    pub is_filled: bool,
 }
 
 /// The images that have a position within `start .. end`.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::arena::Totals;
 use crate::ids::{SeqIdx, SlotId, TokenId};
+use crate::media::PlacedOutputs;
 use crate::step_cost::StepShape;
 
 /// One row of a step.
@@ -95,6 +96,8 @@ pub struct StepPlan {
     pub needs_logprobs: bool,
     pub new_rows: Vec<NewRow>,
     pub prompt_logprob_rows: Vec<PromptLogprobRow>,
+    /// Of images that the rows reach; those that found no room are not among them.
+    pub outputs: Vec<PlacedOutputs>,
     pub has_calls: bool,
     /// Sampled rows are constrained: masks must be filled before sampling.
     pub needs_masks: bool,

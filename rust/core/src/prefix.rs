@@ -60,6 +60,15 @@ impl PrefixHasher {
         BlockHash(hasher.finish128().into())
     }
 
+    /// The hash of the nth block of what an encoder makes of an image, wherever it is shown.
+    pub fn output(&self, span: &MediaSpan, nth: usize) -> BlockHash {
+        let mut hasher = self.keyed;
+        hasher.write(b"output");
+        hasher.write_u128(span.digest);
+        hasher.write_u64(nth as u64);
+        BlockHash(hasher.finish128().into())
+    }
+
     /// The hash of a full block.
     pub fn block(&self, parent: BlockHash, token_ids: impl Iterator<Item = TokenId>) -> BlockHash {
         let mut hasher = self.keyed;

@@ -6,13 +6,14 @@
 //! A sequence with rows in flight can't be preempted: it is withheld from this plan instead, so that it can be in the
 //! next one; the first in order therefore gets its block within `depth` steps. Turns never change, so nobody starves.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::{ArenaWriter, LAST_TOKEN};
 use crate::groups::Keep;
 use crate::holding::Holding;
 use crate::ids::{BlockHash, RequestIdx, SeqIdx, TokenId};
-use crate::media::{least_len, uncut_len};
+use crate::media::{PlacedOutputs, least_len, uncut_len, within};
 use crate::plan::{InFlight, NewRow, PromptLogprobRow, Row, StepPlan};
 use crate::shared::{Reader, SharedBlocks, shared_blocks};
 use crate::state::EngineState;
@@ -326,6 +327,7 @@ impl<'a> Planner<'a> {
             needs_logprobs: self.needs.logprobs,
             new_rows: self.new_rows,
             prompt_logprob_rows,
+            outputs: place_outputs(self.state, &rows),
             has_calls: false,
             needs_masks: self.needs.masks,
         };
@@ -354,6 +356,35 @@ impl<'a> Planner<'a> {
         }
         plan
     }
+}
+
+/// Blocks for what an encoder makes of the images that rows reach. Nobody holds them after the plan: steps run one after
+/// the other, so that what a later plan does with them comes later.
+fn place_outputs(state: &mut EngineState, rows: &[Row]) -> Vec<PlacedOutputs> {
+    let Some(bytes) = state.config.output_bytes else {
+        return Vec::new();
+    };
+    let mut placed: Vec<PlacedOutputs> = Vec::new();
+    for row in rows {
+        let media = Arc::clone(&state.table.request(state.table.seq(row.seq).request).media);
+        for span in within(&media, row.start, row.start + row.len) {
+            if placed.iter().any(|outputs| outputs.digest == span.digest) {
+                continue;
+            }
+            let count = bytes.num_blocks(span);
+            if let Some((blocks, is_filled)) = state.cache.hold_outputs(span, count) {
+                placed.push(PlacedOutputs {
+                    digest: span.digest,
+                    blocks,
+                    is_filled,
+                });
+            }
+        }
+    }
+    for outputs in &placed {
+        state.cache.release(&outputs.blocks);
+    }
+    placed
 }
 
 /// The blocks of the first cache group that decode rows begin with together.

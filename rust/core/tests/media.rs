@@ -3,7 +3,7 @@
 mod simulator;
 
 use octavo_core::config::CoreConfig;
-use octavo_core::media::MediaSpan;
+use octavo_core::media::{MediaSpan, OutputBytes};
 use octavo_core::protocol::AddRequest;
 use simulator::engine::{Engine, config, request};
 
@@ -61,6 +61,60 @@ fn the_worker_gets_what_came_with_the_request() {
         .map(|row| &*row.media_data)
         .collect();
     assert_eq!(given, [&[1, 2, 3][..], &[]]);
+}
+
+/// What the plans say of the image's outputs.
+fn placed(engine: &Engine) -> Vec<(usize, bool)> {
+    let outputs = engine.plans.iter().flat_map(|plan| &plan.outputs);
+    outputs.map(|o| (o.blocks.len(), o.is_filled)).collect()
+}
+
+#[test]
+fn outputs_lie_in_free_blocks_until_others_need_them() {
+    // An image of 12 positions takes 4 blocks, and lies in 3 rows of 7.
+    let mut engine = Engine::new(&CoreConfig {
+        output_bytes: Some(OutputBytes {
+            of_token: 10,
+            of_block: 33,
+        }),
+        max_num_batched_tokens: 7,
+        num_blocks: 21,
+        enable_prefix_caching: false,
+        ..config()
+    });
+    engine.add(with_image(0, 1, false));
+    engine.run(100);
+    assert_eq!(placed(&engine), [(4, false), (4, true), (4, true)]);
+    engine.plans.clear();
+    engine.add(with_image(1, 1, false));
+    engine.add(with_image(2, 2, false));
+    engine.run(100);
+    let found = placed(&engine);
+    assert_eq!(found.iter().filter(|(_, is_filled)| !is_filled).count(), 1);
+    // Texts take all blocks, and give them back.
+    engine.plans.clear();
+    for id in 3..5 {
+        engine.add(request(id, &[5; 40], 1));
+    }
+    engine.run(100);
+    engine.add(with_image(5, 1, false));
+    engine.run(100);
+    assert_eq!(placed(&engine)[0], (4, false));
+}
+
+#[test]
+fn an_image_that_finds_no_room_keeps_nobody_waiting() {
+    let mut engine = Engine::new(&CoreConfig {
+        output_bytes: Some(OutputBytes {
+            of_token: 50,
+            of_block: 1,
+        }),
+        ..config()
+    });
+    engine.add(with_image(0, 1, false));
+    engine.run(100);
+    assert_eq!(placed(&engine), []);
+    assert_eq!(engine.tokens(0, 0).len(), 2);
 }
 
 #[test]

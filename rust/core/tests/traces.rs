@@ -7,6 +7,7 @@ use std::time::Duration;
 use octavo_core::config::{CoreConfig, Policy};
 use octavo_core::groups::Keep;
 use octavo_core::ids::TenantId;
+use octavo_core::media::{MediaSpan, OutputBytes};
 use octavo_core::protocol::{AddRequest, FinishReason, RefusalKind, SequenceOutput};
 use octavo_core::speculation::SpeculationConfig;
 use proptest::prelude::*;
@@ -39,6 +40,7 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
         prop_oneof![Just(Some(0.0)), Just(None), (0.0..50.0).prop_map(Some)],
         prop::option::of(speculation()),
         groups(),
+        prop::option::of((1_u64..9, 4_u64..30)),
     )
         .prop_map(
             |(
@@ -47,7 +49,10 @@ fn configs() -> impl Strategy<Value = CoreConfig> {
                 max_itl_ms,
                 speculation,
                 groups,
+                output_bytes,
             )| CoreConfig {
+                output_bytes: output_bytes
+                    .map(|(of_token, of_block)| OutputBytes { of_token, of_block }),
                 speculation: speculation.filter(|_| !groups.contains(&Keep::State)),
                 block_size,
                 num_blocks: num_blocks.max(1 + groups.len() as u32),
@@ -80,6 +85,18 @@ fn speculation() -> impl Strategy<Value = SpeculationConfig> {
     )
 }
 
+/// One of a few images, if the prompt has room for it.
+fn shown(image: u32, start: u32, num_tokens: u32) -> Vec<MediaSpan> {
+    let span = MediaSpan {
+        start,
+        len: 2 * image,
+        digest: u128::from(image),
+        is_whole: false,
+    };
+    let is_there = image > 0 && span.end() <= num_tokens;
+    if is_there { vec![span] } else { vec![] }
+}
+
 /// Prompts share prefixes: a cut of one of two base sequences, and a short tail.
 fn requests() -> impl Strategy<Value = AddRequest> {
     (
@@ -95,18 +112,21 @@ fn requests() -> impl Strategy<Value = AddRequest> {
             prop::collection::vec(0_u32..50, 0..12),
         ),
         (-2_i32..3, any::<bool>(), -1_i32..3, -1_i32..2),
+        (0_u32..6, 0_u32..12),
     )
         .prop_map(
             |(
                 (base, cut, tail),
                 (n, max_tokens, min_tokens, stop),
                 (priority, salted, logprobs, prompt_logprobs),
+                (image, start),
             )| {
                 let mut prompt: Vec<u32> = (0..cut as u32)
                     .map(|i| (i * 7 + u32::from(base)) % 50)
                     .collect();
                 prompt.extend(tail);
                 AddRequest {
+                    media: shown(image, start, prompt.len() as u32),
                     n,
                     min_tokens,
                     stop_token_ids: stop,

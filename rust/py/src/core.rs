@@ -12,6 +12,7 @@ use octavo_core::frames::{decode_inbound, encode_outbound};
 use octavo_core::groups::Keep;
 use octavo_core::ids::{ClientId, SlotId};
 use octavo_core::mailbox::{Inbox, Outbox};
+use octavo_core::media::OutputBytes;
 use octavo_core::protocol::EngineStats;
 use octavo_core::speculation::SpeculationConfig;
 use octavo_core::step_sizes::StepSizes;
@@ -23,7 +24,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::buffers::{IntBuffer, check_disjoint};
-use crate::plan::{ArenaLayout, NewRow, OutputLayout, PromptLogprobRow, StepPlan};
+use crate::plan::{ArenaLayout, NewRow, OutputLayout, PlacedOutputs, PromptLogprobRow, StepPlan};
 
 /// From so many running sequences on, a step takes long enough (20 us and more) to let other Python threads run.
 const DETACH_FROM: u32 = 64;
@@ -72,7 +73,7 @@ impl CoreConfig {
         max_queued_requests = 1_073_741_824, max_queued_tokens = 1_125_899_906_842_624, policy = "fcfs",
         enable_prefix_caching = false, long_prefill_token_threshold = 0, max_itl_ms = Some(0.0), depth = 1,
         max_logprobs = 0, hash_seed = 1, speculation = None, groups = None,
-        step_sizes = None, plans_late = false,
+        step_sizes = None, plans_late = false, output_bytes = None,
     ))]
     fn new(
         block_size: u32,
@@ -94,6 +95,7 @@ impl CoreConfig {
         groups: Option<Vec<(String, u32)>>,
         step_sizes: Option<Vec<u32>>,
         plans_late: bool,
+        output_bytes: Option<(u64, u64)>,
     ) -> PyResult<Self> {
         let groups = groups.unwrap_or_else(|| vec![("all".to_owned(), 0)]);
         let groups = groups
@@ -103,6 +105,8 @@ impl CoreConfig {
             block_size,
             num_blocks,
             groups: groups.collect::<Result<_, _>>().map_err(config_error)?,
+            output_bytes: output_bytes
+                .map(|(of_token, of_block)| OutputBytes { of_token, of_block }),
             max_num_seqs,
             max_num_batched_tokens,
             max_model_len,
@@ -480,6 +484,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<OutputLayout>()?;
     module.add_class::<NewRow>()?;
     module.add_class::<PromptLogprobRow>()?;
+    module.add_class::<PlacedOutputs>()?;
     module.add_class::<StepPlan>()?;
     module.add_class::<Core>()
 }

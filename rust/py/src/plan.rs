@@ -1,6 +1,6 @@
 //! Plain data that a step hands to Python: layouts and plans.
 
-use octavo_core::{arena, plan};
+use octavo_core::{arena, media, plan};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -73,6 +73,13 @@ pub struct PromptLogprobRow {
 }
 
 #[pyclass(frozen, get_all, module = "octavo._core")]
+pub struct PlacedOutputs {
+    pub digest: Py<PyBytes>,
+    pub blocks: Vec<u32>,
+    pub is_filled: bool,
+}
+
+#[pyclass(frozen, get_all, module = "octavo._core")]
 pub struct StepPlan {
     pub step_id: u64,
     pub arena: u32,
@@ -89,6 +96,7 @@ pub struct StepPlan {
     pub needs_logprobs: bool,
     pub new_rows: Py<PyList>,
     pub prompt_logprob_rows: Py<PyList>,
+    pub outputs: Py<PyList>,
     pub has_calls: bool,
     pub needs_masks: bool,
 }
@@ -121,6 +129,14 @@ fn prompt_logprob_row(py: Python<'_>, row: &plan::PromptLogprobRow) -> PromptLog
     }
 }
 
+fn placed_outputs(py: Python<'_>, outputs: &media::PlacedOutputs) -> PlacedOutputs {
+    PlacedOutputs {
+        digest: PyBytes::new(py, &outputs.digest.to_le_bytes()).unbind(),
+        blocks: outputs.blocks.iter().map(|block| block.0).collect(),
+        is_filled: outputs.is_filled,
+    }
+}
+
 impl StepPlan {
     pub fn new(py: Python<'_>, plan: &plan::StepPlan) -> PyResult<Self> {
         let new_rows = PyList::empty(py);
@@ -130,6 +146,10 @@ impl StepPlan {
         let prompt_logprob_rows = PyList::empty(py);
         for row in &plan.prompt_logprob_rows {
             prompt_logprob_rows.append(prompt_logprob_row(py, row))?;
+        }
+        let outputs = PyList::empty(py);
+        for placed in &plan.outputs {
+            outputs.append(placed_outputs(py, placed))?;
         }
         let totals = &plan.totals;
         Ok(Self {
@@ -148,6 +168,7 @@ impl StepPlan {
             needs_logprobs: plan.needs_logprobs,
             new_rows: new_rows.unbind(),
             prompt_logprob_rows: prompt_logprob_rows.unbind(),
+            outputs: outputs.unbind(),
             has_calls: plan.has_calls,
             needs_masks: plan.needs_masks,
         })

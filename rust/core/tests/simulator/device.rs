@@ -79,6 +79,9 @@ pub struct Device {
     output_layout: OutputLayout,
     slots: Vec<Slot>,
     blocks: Vec<Vec<Option<Cell>>>,
+    /// Blocks that have an encoder's outputs: of which image, and which part.
+    outputs: HashMap<u32, (u128, usize)>,
+    pub num_outputs_read: u32,
     pub num_copies: u32,
 }
 
@@ -97,6 +100,8 @@ impl Device {
                 };
                 config.max_num_seqs as usize
             ],
+            outputs: HashMap::new(),
+            num_outputs_read: 0,
             blocks: vec![vec![None; config.block_size as usize]; config.num_blocks as usize],
             config: config.clone(),
             num_copies: 0,
@@ -108,6 +113,7 @@ impl Device {
         self.check_header(plan, arena);
         self.update_slots(plan, arena);
         self.copy_blocks(plan, arena);
+        self.move_outputs(plan);
         let rows = self.rows(plan, arena);
         self.check_writes(&rows);
         for row in &rows {
@@ -196,6 +202,7 @@ impl Device {
             let (source, target) = (arena[place] as usize, arena[place + 1] as usize);
             assert!(touched.insert(target), "two copies to one block");
             let content = self.blocks[source].clone();
+            self.outputs.remove(&(target as u32));
             self.blocks[target] = content;
         }
         for at in 0..plan.totals.num_block_copies as usize {
@@ -206,6 +213,24 @@ impl Device {
             );
         }
         self.num_copies += plan.totals.num_block_copies;
+    }
+
+    /// Outputs of images are read where they are said to be, or written: in whatever order, since no two share a block.
+    fn move_outputs(&mut self, plan: &StepPlan) {
+        let mut touched = HashSet::new();
+        for placed in &plan.outputs {
+            for (nth, block) in placed.blocks.iter().enumerate() {
+                assert!(touched.insert(block.0), "two outputs in one block");
+                let content = (placed.digest, nth);
+                if placed.is_filled {
+                    assert_eq!(self.outputs.get(&block.0), Some(&content));
+                    self.num_outputs_read += 1;
+                } else {
+                    self.outputs.insert(block.0, content);
+                    self.blocks[block.0 as usize].fill(None);
+                }
+            }
+        }
     }
 
     fn rows(&self, plan: &StepPlan, arena: &[i32]) -> Vec<Row> {
@@ -311,6 +336,7 @@ impl Device {
         for group in 0..self.config.groups.len() {
             let (block, offset) = self.place(group, slot, position);
             self.blocks[block][offset] = Some(Cell { group, ..truth });
+            self.outputs.remove(&(block as u32));
         }
     }
 

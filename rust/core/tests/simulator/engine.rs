@@ -49,6 +49,7 @@ pub fn config() -> CoreConfig {
         block_size: 4,
         num_blocks: 65,
         groups: vec![Keep::All],
+        output_bytes: None,
         max_num_seqs: 8,
         max_num_batched_tokens: 64,
         max_model_len: 128,
