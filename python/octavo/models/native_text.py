@@ -73,7 +73,7 @@ def native_text(raw: Mapping[str, Any]) -> NormalConfig | None:
     if part is whole or twin is None:
         return None
     text = {**part.to_dict(), **twin.changes, "model_type": twin.model_type, "architectures": [twin.architecture]}
-    text["tie_word_embeddings"] = bool(whole.tie_word_embeddings)
+    text["tie_word_embeddings"] = bool(getattr(whole, "tie_word_embeddings", False))
     text.setdefault("partial_rotary_factor", 1.0)
     if text.get("head_dim") is None:
         text["head_dim"] = text["hidden_size"] // text["num_attention_heads"]

@@ -84,14 +84,12 @@ def build_model(
             decode_kernels=decode_kernels,
             deterministic=deterministic,
         )
-    seeing = _with_images(config, dtype, device, max_length, decode_kernels) if quantization == "none" else None
+    seeing = _with_images(config, dtype, device, max_length, decode_kernels, quantization)
     if seeing is not None:
         return seeing
     if decode_kernels == "fused":
         raise ModelError(f"--decode-kernels fused can't run {config.architecture}: use auto or plain")
-    if quantization != "none":
-        raise ModelError(f"--quantization {quantization} can't run {config.architecture}: use none")
-    return _foreign(config, dtype, device, max_length)
+    return _foreign(config, dtype, device, max_length, quantization, has_kernels=decode_kernels != "plain")
 
 
 def _native(config: NormalConfig, **options: Any) -> Decoder:
@@ -102,9 +100,14 @@ def _native(config: NormalConfig, **options: Any) -> Decoder:
 
 
 def _with_images(
-    config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int, decode_kernels: str
+    config: NormalConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int,
+    decode_kernels: str,
+    quantization: str,
 ) -> CausalLM | None:
-    """An image-text model whose text model is native, else None."""
+    """An image-text model whose text model is native, else None. A quantized checkpoint of it is dequantized."""
     from octavo.models.native_text import native_text  # these import Transformers: seconds
     from octavo.models.transformers_build import build_on_meta
     from octavo.models.vision_language import TextPlace, VisionLanguage
@@ -116,15 +119,35 @@ def _with_images(
     place = TextPlace.find(causal, text)
     if place is None:
         return None
-    decoder = _native(text, dtype=dtype, device=device, max_length=max_length, decode_kernels=decode_kernels)
+    text = replace(text, wide_layers=config.wide_layers)
+    kept = quantization if config.quantization is None else "none"
+    decoder = _native(
+        text,
+        dtype=dtype,
+        device=device,
+        max_length=max_length,
+        choose=partial(choose_methods, text, kept),
+        decode_kernels=decode_kernels,
+    )
     return VisionLanguage(config, causal, place, decoder, dtype=dtype, device=device)
 
 
-def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> CausalLM:
+def _foreign(
+    config: NormalConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int,
+    quantization: str,
+    *,
+    has_kernels: bool,
+) -> CausalLM:
     """A model whose config is Transformers', the quickest way that it runs."""
+    refused = ModelError(f"--quantization {quantization} can't run {config.architecture}: use none")
     if config.architecture in STATE_SPACE:
         from octavo.models.transformers_config import foreign_config  # imports Transformers: seconds
 
+        if quantization != "none":
+            raise refused
         module, attribute = STATE_SPACE[config.architecture].split(":")
         model_class: Callable[..., CausalLM] = getattr(import_module(module), attribute)
         return model_class(config, foreign_config(config.raw), dtype=dtype, device=device)
@@ -132,14 +155,33 @@ def _foreign(config: NormalConfig, dtype: torch.dtype, device: torch.device, max
     from octavo.models.transformers_build import NotPackableError
     from octavo.models.transformers_rows import TransformersRows
 
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "max_length": max_length,
+        "choose": partial(foreign_choice, config, quantization),
+        "has_kernels": has_kernels,
+    }
+    model: TransformersModel | TransformersRows
     try:
         if is_own(config.raw):
             raise NotPackableError(f"{config.architecture} is code of the checkpoint's own")
-        return TransformersModel(config, dtype=dtype, device=device, max_length=max_length)
+        model = TransformersModel(config, **options)
     except NotPackableError as reason:
         if device.type != "meta":
             logger.warning("%s; it runs row by row with Transformers' own cache: right, not fast", reason)
-        return TransformersRows(config, dtype=dtype, device=device, max_length=max_length)
+        model = TransformersRows(config, **options)
+    if quantization != "none" and config.quantization is None and not model.replaced.can_be_rounded:
+        raise refused
+    if device.type != "meta":
+        logger.info("%s: Octavo's layers are %s", config.architecture, model.replaced)
+    return model
+
+
+def foreign_choice(config: NormalConfig, quantization: str, name: str, in_mixer: bool) -> Choice:
+    """The methods of a linear layer of Transformers' class, by its name there: its layer is the first number in it."""
+    layer = next((int(part) for part in name.split(".") if part.isdecimal()), 0)
+    return choose_methods(config, quantization, layer, "")[0 if in_mixer else 1]
 
 
 def _check_deterministic(config: NormalConfig, quantization: str) -> None:
@@ -155,7 +197,7 @@ def _check_deterministic(config: NormalConfig, quantization: str) -> None:
 def choose_methods(config: NormalConfig, quantization: str, layer: int, prefix: str) -> Choices:
     """The methods of a block whose checkpoint names start with `prefix`; what shall stay wide is dense."""
     choice = choose_method(config, quantization, prefix)
-    wide = config.wide_layers[layer] if config.wide_layers else (False, False)
+    wide = config.wide_layers[layer] if layer < len(config.wide_layers) else (False, False)
     return Choices(*(dense if is_wide else choice for is_wide in wide))
 
 
@@ -171,7 +213,7 @@ def choose_method(config: NormalConfig, quantization: str, prefix: str) -> Choic
     method = find_method(quantization, None if stored is None else stored.block)
 
     def choose(layer: Product) -> LinearMethod:
-        names = [f"{prefix}.{name}" for name in layer.shards]
+        names = [f"{prefix}.{name}" if prefix else name for name in layer.shards]
         quantized = [name for name in names if stored is None or stored.covers(name)]
         if quantized and len(quantized) < len(names):
             raise ModelError(

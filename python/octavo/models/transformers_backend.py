@@ -1,8 +1,9 @@
 """Decoders that Octavo has no layers for: the Transformers class itself, with its attention routed to ours.
 
 The class is built on the meta device and run once there (transformers_probe.py), which yields the attention specs and
-refuses what can't run before a weight is read. Then memory is allocated and buffers are computed
-(transformers_memory.py), weights are streamed in, and steps run as one long sequence [1, t] without mask and cache.
+refuses what can't run before a weight is read. Its linear layers become ours, and norms and gated MLPs where that is
+certain (transformers_layers.py). Then memory is allocated and buffers are computed (transformers_memory.py), weights
+are streamed in, and steps run as one long sequence [1, t] without mask and cache.
 
 Shape suffixes: t tokens of the step, s sampled rows, m model dim, h query heads, g KV heads, d head dim.
 """
@@ -21,7 +22,10 @@ from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContex
 from octavo.models.config import NormalConfig
 from octavo.models.images import TEXT_MODELS, image_encoder
 from octavo.models.transformers_build import build_on_meta
+from octavo.models.transformers_layers import replace_layers, use_kernels
+from octavo.models.transformers_linears import Kinds, all_dense
 from octavo.models.transformers_memory import freeze_rope, materialize
+from octavo.models.transformers_names import CheckpointNames
 from octavo.models.transformers_probe import ATTENTION, handled_by, probe, register_attention
 from octavo.models.transformers_weights import Checkpoint
 
@@ -72,18 +76,33 @@ class TransformersModel(nn.Module):
     backend: AttentionBackend
     embedding: nn.Module
 
-    def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
+    def __init__(
+        self,
+        config: NormalConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_length: int,
+        choose: Kinds = all_dense,
+        has_kernels: bool = True,
+    ) -> None:
+        """`choose` gives the methods of linear layers; `has_kernels`: on CUDA fused ones run what is ours."""
         super().__init__()
         self.vocab_size = config.vocab_size
         register_attention()
         causal = build_on_meta(config, dtype, ATTENTION)
         frozen = freeze_rope(causal, max_length)
         found = probe(causal, config)
+        names = CheckpointNames(causal)
+        mixers = found.specs.keys()
+        self.replaced = replace_layers(causal, f"{found.decoder}.", found.calls, mixers, choose, dtype)
         self.specs = found.specs
         self.attention_specs = list(found.specs.values())
         if device.type != "meta":
             materialize(causal, device, frozen)
-        self.checkpoint = Checkpoint(causal, config.quantization)
+        if device.type == "cuda" and has_kernels:
+            use_kernels(causal)
+        self.checkpoint = Checkpoint(causal, names, config.quantization)
         self.decoder: Any = causal.get_submodule(found.decoder)
         self.__dict__["embedding"] = causal.get_input_embeddings()  # the decoder's own: its weights are counted once
         text_name = next((name for name in TEXT_MODELS if hasattr(self.decoder, name)), "")
@@ -132,4 +151,4 @@ class TransformersModel(nn.Module):
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `CausalLM.load_weights`."""
-        self.checkpoint.load(tensors)
+        self.checkpoint.load(self, tensors)

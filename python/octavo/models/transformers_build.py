@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -45,13 +46,11 @@ def build_on_meta(config: NormalConfig, dtype: torch.dtype, attention: str | Non
 
 def _generating_class(hf_config: PreTrainedConfig, architecture: str) -> Any:
     """The class that `architectures` names, if it is one that generates text from this config."""
-    for mapping in MAPPINGS:
-        own = mapping.get(type(hf_config), None)
-        for found in (own, *mapping.values()):
-            if (
-                found is not None
-                and found.__name__ == architecture
-                and (found is own or isinstance(hf_config, found.config_class))
-            ):
-                return found
+    own = [mapping.get(type(hf_config), None) for mapping in MAPPINGS]
+    others = (found for mapping in MAPPINGS for found in mapping.values())  # imports every model: seconds
+    for found in itertools.chain(own, others):
+        if found is None or found.__name__ != architecture:
+            continue
+        if found in own or isinstance(hf_config, found.config_class):
+            return found
     return None

@@ -90,6 +90,7 @@ def normalize_foreign(raw: Mapping[str, Any], generation_config: Mapping[str, An
     filled = {key: value for key, value in text.to_dict().items() if key != "layer_types"}
     for name in COMMON:
         filled[name] = _common(text, name)
+    filled["vocab_size"] = _common(text, "decoder_vocab_size") or filled["vocab_size"]  # of Marian's decoder alone
     heads, kv_heads = filled["num_attention_heads"], filled["num_key_value_heads"]
     if isinstance(kv_heads, int) and kv_heads and heads % kv_heads:
         filled["num_key_value_heads"] = heads  # the field means something else there; the attention's own calls count

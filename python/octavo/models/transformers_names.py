@@ -11,6 +11,10 @@ from typing import Any
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.pytorch_utils import Conv1D
+
+SCALE = "weight_scale"
+"""Of an fp8 layer that stays one, beside its `weight` (layers/quant/fp8_tensors.py)."""
 
 
 class CheckpointNames:
@@ -24,12 +28,15 @@ class CheckpointNames:
         self.prefix = causal.base_model_prefix
         self.known: dict[str, Tensor] = causal.state_dict()
         self.hf_config = causal.config
+        self.turned = {f"{name}.weight" for name, module in causal.named_modules() if isinstance(module, Conv1D)}
+        """Weights that the class has [i, o]."""
 
     def convert(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The same weights under the model's names. Fused tensors come last, when all their parts are there."""
         parts: dict[str, list[tuple[str, str, Tensor]]] = {}
         for name, tensor in tensors:
-            renamed, pattern = self._rename(name)
+            scale = self.plain_name(name) if name.endswith(f".{SCALE}") and name not in self.known else ""
+            renamed, pattern = (scale, None) if scale else self._rename(name)
             if pattern is None:
                 yield renamed, tensor
             else:
@@ -40,6 +47,14 @@ class CheckpointNames:
     def get_parameter(self, name: str) -> Tensor:
         """What converters ask of a model: the shape of a tensor."""
         return self.known[name]
+
+    def plain_name(self, name: str) -> str:
+        """The model's name of a tensor that it takes as it is; "" of others. Scales are named as their weights."""
+        layer, _, kind = name.rpartition(".")
+        renamed, pattern = self._rename(f"{layer}.weight" if kind == SCALE else name)
+        if pattern is not None or renamed in self.turned:
+            return ""
+        return f"{renamed.removesuffix('.weight')}.{SCALE}" if kind == SCALE else renamed
 
     def _rename(self, name: str) -> tuple[str, str | None]:
         """(model's name, pattern of the converter that wants the tensor)."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +22,7 @@ from octavo.attention.base import AttentionSpec
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.transformers_build import NotPackableError
+from octavo.models.transformers_watch import Calls, experts_on_meta
 
 ATTENTION = "octavo"
 """Our attention's name in Transformers."""
@@ -124,11 +124,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a probe found: specs in the order of the calls, the decoder's path in the model, its output's class."""
+    """What a probe found: specs in the order of the calls, the decoder's path in the model, its output's class, and
+    all calls."""
 
     specs: dict[nn.Module, AttentionSpec]
     decoder: str
     output_class: type[ModelOutput]
+    calls: Calls
 
 
 def probe(causal: Any, config: NormalConfig) -> Probed:
@@ -143,10 +145,10 @@ def probe(causal: Any, config: NormalConfig) -> Probed:
         layer_types=getattr(causal.config, "layer_types", None),
         window=getattr(causal.config, "sliding_window", None) or 0,
     )
-    calls = _Calls()
+    calls = Calls()
     token_id = torch.zeros((1, 2), dtype=torch.int64, device="meta")
     try:
-        with handled_by(handler), calls.recorded(causal), _experts_on_meta(causal):
+        with handled_by(handler), calls.recorded(causal), experts_on_meta(causal):
             causal(input_ids=token_id, position_ids=token_id, use_cache=False)
     except ModelError:
         raise
@@ -163,51 +165,10 @@ def probe(causal: Any, config: NormalConfig) -> Probed:
         raise NotPackableError(f"{config.architecture} numbers positions itself")
     if not isinstance(output, ModelOutput) or "last_hidden_state" not in output:
         raise NotPackableError(f"{config.architecture}: its decoder can't be told from its head")
-    return Probed(handler.specs, decoder, type(output))
+    return Probed(handler.specs, decoder, type(output), calls)
 
 
 def numbers_positions(decoder: Any) -> bool:
     """It takes no positions, or counts them from somewhere else than 0 (RoBERTa and its kin, after the padding id)."""
     takes_none = "position_ids" not in inspect.signature(decoder.forward).parameters
     return takes_none or any(hasattr(module, "create_position_ids_from_input_ids") for module in decoder.modules())
-
-
-@dataclass(slots=True)
-class _Calls:
-    """Names of the submodules in the order of their calls, and what each call returned."""
-
-    names: list[str] = field(default_factory=list)
-    outputs: dict[str, Any] = field(default_factory=dict)
-
-    @contextmanager
-    def recorded(self, root: nn.Module) -> Iterator[None]:
-        """Record the calls inside."""
-        handles = []
-        for name, module in root.named_modules():
-            if module is not root:
-                handles += [
-                    module.register_forward_pre_hook(partial(self._enter, name)),
-                    module.register_forward_hook(partial(self._leave, name)),
-                ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
-        self.names.append(name)
-
-    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        self.outputs[name] = output
-
-
-@contextmanager
-def _experts_on_meta(causal: Any) -> Iterator[None]:
-    """Mixtures of experts run without looking at which experts are chosen, which meta tensors can't tell."""
-    chosen = causal.get_experts_implementation()
-    causal.set_experts_implementation("batched_mm")
-    try:
-        yield
-    finally:
-        causal.set_experts_implementation(chosen)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,13 +20,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.images import ImageEncoder
 from octavo.models.transformers_build import build_on_meta
+from octavo.models.transformers_layers import Replaced, replace_layers, use_kernels
+from octavo.models.transformers_linears import Kinds, all_dense
 from octavo.models.transformers_memory import freeze_rope, materialize
+from octavo.models.transformers_names import CheckpointNames
+from octavo.models.transformers_watch import Calls, experts_on_meta
 from octavo.models.transformers_weights import Checkpoint
 
 TOKEN_IDS = AttentionSpec(layer=0, num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0)
@@ -35,6 +41,9 @@ STATE_NAMES = ("past_key_values", "cache_params", "state")
 """Arguments of `forward`, and fields of its output, under which classes keep what they remember."""
 
 TEXT_ARGUMENTS = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "cache_position", *STATE_NAMES)
+
+MIXER = re.compile("attention|attn|mixer|mamba|conv|delta", re.IGNORECASE)
+"""Names of classes that bring tokens together."""
 
 TRIAL_TOKENS, TRIAL_CUTS = 24, (13, 14)
 """A loaded model is tried on so many tokens, cut before these."""
@@ -57,7 +66,17 @@ class TransformersRows(nn.Module):
     images: ImageEncoder | None = None
     reads_together = False
 
-    def __init__(self, config: NormalConfig, *, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
+    def __init__(
+        self,
+        config: NormalConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_length: int,
+        choose: Kinds = all_dense,
+        has_kernels: bool = True,
+    ) -> None:
+        """See `TransformersModel`."""
         super().__init__()
         self.architecture = config.architecture
         self.vocab_size = config.vocab_size
@@ -65,22 +84,43 @@ class TransformersRows(nn.Module):
         causal = build_on_meta(config, dtype)
         _check_reads_text(config, dtype)
         frozen = freeze_rope(causal, max_length)
+        names = CheckpointNames(causal)
+        self.causal = causal
+        taken = inspect.signature(causal.forward).parameters
+        self.state_name = next((name for name in STATE_NAMES if name in taken), None)
+        self.takes_use_cache = "use_cache" in taken
+        self.by_token = has_recurrence(causal)
+        self.replaced = self._replace(config, choose, dtype)
         if device.type != "meta":
             materialize(causal, device, frozen)
-        self.causal = causal
-        self.checkpoint = Checkpoint(causal, config.quantization)
-        names = inspect.signature(causal.forward).parameters
-        self.state_name = next((name for name in STATE_NAMES if name in names), None)
-        self.takes_use_cache = "use_cache" in names
-        self.by_token = has_recurrence(causal)
+        if device.type == "cuda" and has_kernels:
+            use_kernels(causal)
+        self.checkpoint = Checkpoint(causal, names, config.quantization)
         self.states: OrderedDict[int, State] = OrderedDict()
+
+    def _replace(self, config: NormalConfig, choose: Kinds, dtype: torch.dtype) -> Replaced:
+        """Put our layers into the class, where a copy of it can be watched while it reads a prompt and goes on."""
+        calls, state, causal = Calls(), State(), self.causal
+        self.causal = copy = build_on_meta(config, dtype)
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True), calls.recorded(copy), experts_on_meta(copy):
+                for num_tokens in (2, 1):
+                    self._advance(state, torch.zeros(num_tokens, dtype=torch.int64))
+        except Exception as error:  # foreign code on tensors without values
+            reason = f"it can't be watched ({type(error).__name__}: {error})"
+            return Replaced(self.architecture, left={"its layers": " ".join(reason.split())[:120]})
+        finally:
+            self.causal = causal
+        mixers = {module for module in causal.modules() if MIXER.search(type(module).__name__)}
+        base = next((name for name, module in causal.named_modules() if module is causal.base_model), "")
+        return replace_layers(causal, f"{base}." if base else "", calls, mixers, choose, dtype)
 
     def set_attention_backend(self, backend: AttentionBackend) -> None:
         """The class attends itself."""
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `CausalLM.load_weights`."""
-        self.checkpoint.load(tensors)
+        self.checkpoint.load(self, tensors)
         self._try_out()
 
     @torch.inference_mode()

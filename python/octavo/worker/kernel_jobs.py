@@ -215,7 +215,7 @@ class Order:
         normal = normalize_config(raw, {})
         given = EngineConfig(**sections)
         config = resolve_config(given, device, normal.max_position_embeddings)
-        quantization = resolve_quantization(config.model.quantization, normal, device, is_native=True)
+        quantization = resolve_quantization(config.model.quantization, normal, device)
         if quantization == "fp8":
             normal = with_wide_ends(normal, config.model.fp8_wide_attention, config.model.fp8_wide_mlp)
         major, minor = message["capability"]

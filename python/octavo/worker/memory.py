@@ -381,7 +381,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     """Find the model (unless it is given) and the device, resolve the config, and plan. Reads no weights. Errors:
     ConfigError, ModelError."""
     from octavo.attention.base import AttentionSpec
-    from octavo.models.registry import as_attended, footprint, is_native, read_config, with_wide_ends
+    from octavo.models.registry import as_attended, footprint, read_config, with_wide_ends
     from octavo.models.sources import resolve_source
     from octavo.worker.kv_cache import DTYPES
 
@@ -392,7 +392,7 @@ def make_plan(config: EngineConfig, progress: Progress | None = None, source: Mo
     resolved = resolve_config(config, device, model.max_position_embeddings)
     check_backend(resolved.execution.attention_backend, device)
     check_torch_kv_dtype(config, device)
-    quantization = resolve_quantization(config.model.quantization, model, device, is_native=is_native(model.raw))
+    quantization = resolve_quantization(config.model.quantization, model, device)
     resolved = replace(resolved, model=replace(resolved.model, quantization=quantization))
     if quantization == "fp8":
         model = with_wide_ends(model, config.model.fp8_wide_attention, config.model.fp8_wide_mlp)

@@ -161,11 +161,11 @@ def _dtype(choice: str, device: DeviceFacts) -> str:
     return "float16" if device.kind == "cuda" else "float32"
 
 
-def resolve_quantization(choice: str, model: NormalConfig, device: DeviceFacts, *, is_native: bool) -> str:
-    """How linear layers keep their weights: "none", or a method's name. `is_native`: Octavo has the model's layers.
+def resolve_quantization(choice: str, model: NormalConfig, device: DeviceFacts) -> str:
+    """How linear layers keep their weights: "none", or a method's name.
 
-    An fp8 checkpoint is dequantized as it loads where the device, or the model's layers, have no fp8 products; weights
-    that `fp8` asks to quantize are rounded then, and kept wide.
+    An fp8 checkpoint is dequantized as it loads where the device has no fp8 products; weights that `fp8` asks to
+    quantize are rounded then, and kept wide.
     """
     if choice in EMBEDDED_QUANTIZATIONS:
         raise ConfigError(
@@ -174,10 +174,8 @@ def resolve_quantization(choice: str, model: NormalConfig, device: DeviceFacts, 
         )
     stored = "none" if model.quantization is None else model.quantization.method
     wanted = stored if choice == "auto" else choice
-    if wanted == "none" or (is_native and device.has_fp8):
+    if wanted == "none" or device.has_fp8:
         return wanted
-    if not is_native and choice == "fp8":
-        raise ConfigError(f"--quantization fp8 can't run {model.architecture}: use none", "quantization")
     return "none" if stored != "none" else wanted
 
 

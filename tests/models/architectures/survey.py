@@ -4,8 +4,8 @@
     python tests/models/architectures/survey.py llama bloom  some model types, on the screen; --write: their rows too
 
 Each is a tiny random model of its config class, saved and loaded, and compared with Transformers on a prompt that is
-read at once, cut, and beside another row, then on greedy tokens. Image-text models are given text. Exit code 1 when one
-is wrong.
+read at once, cut, and beside another row, then on greedy tokens; last in the whole engine, twice, the second time from
+the prefix cache. Image-text models are given text. Exit code 1 when one is wrong.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ from paged_driver import PagedDriver  # noqa: E402
 from tiny import make_model, tiny_config  # noqa: E402
 from tiny_models import load  # noqa: E402
 
+from octavo import LLM, SamplingParams  # noqa: E402
 from octavo.errors import ModelError  # noqa: E402
 
 RESULTS = FOLDER / "RESULTS.md"
 PROMPT_LEN, NUM_NEW, TOLERANCE = 40, 16, 2e-3
 CUTS = (13, 14)
+BLOCK_SIZE, NUM_CACHED = 8, 32
+"""Of the engine; all blocks of a prompt but the one with its last token are found again."""
+MAX_DETAIL = 240
 WAYS = {
     "Decoder": "native",
     "VisionLanguage": "native",
@@ -57,7 +61,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`status`: native, packed, rows, refused, wrong, or untried (no tiny model could be made); `detail` says why."""
+    """`status`: native, packed, rows, refused, wrong, or untried (no tiny model could be made); `detail` says why, or
+    what of a Transformers class is Octavo's."""
 
     kind: str
     model_type: str
@@ -75,7 +80,7 @@ def examine(kind: str, model_type: str, architecture: str) -> Outcome:
     """Build, save, load, compare."""
 
     def outcome(status: str, detail: str = "") -> Outcome:
-        return Outcome(kind, model_type, architecture, status, " ".join(detail.split())[:160])
+        return Outcome(kind, model_type, architecture, status, " ".join(detail.split())[:MAX_DETAIL])
 
     token_ids = torch.randint(3, 100, (PROMPT_LEN,), generator=torch.Generator().manual_seed(1)).tolist()
     try:
@@ -89,12 +94,20 @@ def examine(kind: str, model_type: str, architecture: str) -> Outcome:
             model = load(Path(folder))
         except ModelError as error:
             return outcome("refused", str(error))
-    try:
-        expected = logits_of(reference, token_ids)
-    except Exception as error:  # it wants images, which Octavo should have known
-        return outcome("wrong", f"runs, but Transformers does not: {type(error).__name__}: {error}")
-    problem = compare(reference, model, token_ids, expected)
-    return outcome("wrong", problem) if problem else outcome(WAYS[type(model).__name__])
+        except Exception as error:  # it shall refuse in one line, not fail
+            return outcome("wrong", f"{type(error).__name__}: {error}")
+        try:
+            expected, tokens = logits_of(reference, token_ids), greedy_tokens(reference, token_ids)
+        except Exception as error:  # it wants images, which Octavo should have known
+            return outcome("wrong", f"runs, but Transformers does not: {type(error).__name__}: {error}")
+        problem = compare(model, token_ids, expected, tokens)
+        try:
+            problem = problem or engine_difference(folder, token_ids, tokens)
+        except Exception as error:  # the engine shall end a request, not raise
+            problem = f"in the engine: {type(error).__name__}: {error}"
+    if problem:
+        return outcome("wrong", problem)
+    return outcome(WAYS[type(model).__name__], str(getattr(model, "replaced", "")))
 
 
 def logits_of(reference: Any, token_ids: list[int]) -> Tensor:
@@ -106,7 +119,15 @@ def logits_of(reference: Any, token_ids: list[int]) -> Tensor:
     return logits
 
 
-def compare(reference: Any, model: Any, token_ids: list[int], expected: Tensor) -> str:
+def greedy_tokens(reference: Any, token_ids: list[int]) -> list[int]:
+    """Transformers' next `NUM_NEW` tokens, each from the whole sequence."""
+    sequence = list(token_ids)
+    for _ in range(NUM_NEW):
+        sequence.append(int(logits_of(reference, sequence)[-1].argmax()))
+    return sequence[len(token_ids) :]
+
+
+def compare(model: Any, token_ids: list[int], expected: Tensor, tokens: list[int]) -> str:
     """What differs; empty when nothing does."""
     whole = PagedDriver(model, seed=1).step([(0, token_ids)])
     driver = PagedDriver(model, seed=2)
@@ -119,18 +140,34 @@ def compare(reference: Any, model: Any, token_ids: list[int], expected: Tensor) 
         error = (found - expected).abs().max().item()
         if not error <= TOLERANCE:
             return f"read {name}: logits differ by {error:.1e}"
-    return greedy_difference(reference, model, token_ids)
-
-
-def greedy_difference(reference: Any, model: Any, token_ids: list[int]) -> str:
-    """What differs of `NUM_NEW` greedy tokens."""
-    driver, sequence, new = PagedDriver(model, seed=4), list(token_ids), token_ids
-    for i in range(NUM_NEW):
+    driver, new = PagedDriver(model, seed=4), token_ids
+    for i, best in enumerate(tokens):
         new = [int(driver.step([(0, new)])[-1].argmax())]
-        sequence += new
-        best = int(logits_of(reference, sequence[:-1])[-1].argmax())
         if new != [best]:
             return f"greedy token {i} is {new[0]}, not {best}"
+    return ""
+
+
+def engine_difference(folder: str, token_ids: list[int], tokens: list[int]) -> str:
+    """What differs in the engine when a prompt is sent twice, of its tokens or of those that come from the cache."""
+    params = SamplingParams(temperature=0.0, max_tokens=len(tokens), ignore_eos=True)
+    with LLM(
+        folder,
+        dtype="float32",
+        runner="torch",
+        block_size=BLOCK_SIZE,
+        max_model_len=64,
+        num_gpu_blocks_override=96,
+        max_num_seqs=2,
+        max_num_batched_tokens=48,
+        cpu_threads=1,
+    ) as llm:
+        for name, num_cached in (("first", 0), ("from the prefix cache", NUM_CACHED)):
+            (output,) = llm.generate([token_ids], params, use_tqdm=False)
+            if output.outputs[0].token_ids != tokens:
+                return f"in the engine, {name}: tokens {output.outputs[0].token_ids}, not {tokens}"
+            if output.num_cached_tokens != num_cached:
+                return f"in the engine, {name}: {output.num_cached_tokens} tokens from the cache, not {num_cached}"
     return ""
 
 
@@ -141,12 +178,19 @@ def write_table(outcomes: list[Outcome]) -> None:
         "",
         "`native`: Octavo's layers. `packed`: Transformers' class on packed rows with Octavo's paged attention.",
         "`rows`: Transformers' class and cache, row by row. `refused`: one clear line before loading.",
-        "`untried`: no tiny model could be made.",
+        "`untried`: no tiny model could be made. Of `packed` and `rows` the last column says what of the class was",
+        "replaced by Octavo's layers, and which norms and MLPs were not, with the reason.",
         "Image-text models are given text. Written by `python tests/models/architectures/survey.py`.",
     ]
     for kind in KINDS:
         found = [outcome for outcome in outcomes if outcome.kind == kind]
-        lines += ["", f"## {kind}: {summary(found)}", "", "| model type | class | status | why |", "|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {kind}: {summary(found)}",
+            "",
+            "| model type | class | status | why, or what is Octavo's |",
+            "|---|---|---|---|",
+        ]
         lines += [f"| {o.model_type} | {o.architecture} | {o.status} | {o.detail.replace('|', '/')} |" for o in found]
     RESULTS.write_text("\n".join(lines) + "\n")
 
