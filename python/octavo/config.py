@@ -2,7 +2,7 @@
 
 A field here is a flag (`max_num_seqs` -> `--max-num-seqs`), a keyword of `LLM(...)`, a line of `--help` and a row of
 the table of README.md beside it. Its metadata says how it is shown; its default is what a user gets. Values that
-depend on the model or the device are None here and are filled in where they are known (`worker.memory`).
+depend on the model or the device are None here and are filled in where they are known (`worker.resolve`).
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from octavo.models.registry import footprint
 from octavo.models.sources import ModelSource
 from octavo.worker.cache_bytes import kv_token_bytes
 from octavo.worker.device import DeviceFacts
-from octavo.worker.memory import GIB, MemoryPlan, memory_errors, plan_memory, rows_at_a_time, usage_of
+from octavo.worker.memory import GIB, MemoryPlan, memory_errors, plan_memory
 from octavo.worker.resolve import graph_sizes, limits_of, resolve_config
+from octavo.worker.usage import rows_at_a_time, usage_of
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],

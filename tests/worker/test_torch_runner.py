@@ -227,7 +227,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(make_runner: Make, reference: A
 def test_small_chunks_of_logits_change_nothing(
     make_runner: Make, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.worker.memory.MAX_CHUNK_LOGITS", 2 * 131)
+    monkeypatch.setattr("octavo.worker.usage.MAX_CHUNK_LOGITS", 2 * 131)
     runner = make_runner()
     core = attach(runner)
     sequences = [HandSequence(i, prompt_of(3 + i, 20 + i), list(range(1 + 8 * i, 9 + 8 * i))) for i in range(5)]

@@ -30,12 +30,12 @@ from octavo.worker.cache_bytes import with_state_blocks
 from octavo.worker.cache_groups import layout_of
 from octavo.worker.device import DeviceFacts
 from octavo.worker.kv_cache import DTYPES, KvCache, allocate_kv_cache
-from octavo.worker.memory import rows_at_a_time
 from octavo.worker.resolve import Limits, kv_dtype, limits_of, resolve_config, resolve_quantization
 from octavo.worker.slots import Slots
 from octavo.worker.step_context import HeaderParts, step_context
 from octavo.worker.step_kernels import StepKernels
 from octavo.worker.step_kinds import StepKind, decode_kinds, graph_kinds, mixed_kinds, together_kinds
+from octavo.worker.usage import rows_at_a_time
 
 META = torch.device("meta")
 

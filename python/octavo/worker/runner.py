@@ -33,7 +33,7 @@ from octavo.worker.image_facts import image_facts
 from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.media import StepMedia
-from octavo.worker.memory import make_plan, memory_errors, rows_at_a_time
+from octavo.worker.memory import make_plan, memory_errors
 from octavo.worker.mixed_graphs import MixedGraphs
 from octavo.worker.output_blocks import OutputBlocks
 from octavo.worker.resolve import GRAPH_BACKENDS, kv_dtype
@@ -43,6 +43,7 @@ from octavo.worker.step_kernels import StepKernels
 from octavo.worker.step_kinds import StepKind, decode_kind, mixed_kinds
 from octavo.worker.step_sampling import Launched, StepSampling
 from octavo.worker.together_graphs import TogetherGraphs
+from octavo.worker.usage import rows_at_a_time
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
