@@ -1,6 +1,6 @@
 """The `octavo` command: flags are the config tree's options, errors are one line, and torch is not imported for either.
 
-Not here: what an option means (config.py), serving (server/service.py) and planning (worker/memory.py).
+Not here: what an option means (config/), serving (server/service.py) and planning (worker/memory.py).
 """
 
 from __future__ import annotations

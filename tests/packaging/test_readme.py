@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config import options_markdown
+from octavo.config.table import options_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ["", "benches", "kernels", "python/octavo", "python/octavo/models", "python/octavo/server", "rust/cpu"]

@@ -1,24 +1,16 @@
-"""The one config tree: every option of the engine and the server, frozen, resolved once.
+"""Every option of the engine and the server: the sections of the config tree, frozen.
 
 A field here is a flag (`max_num_seqs` -> `--max-num-seqs`), a keyword of `LLM(...)`, a line of `--help` and a row of
-the table of README.md beside it. Its metadata says how it is shown; its default is what a user gets. Values that
+the table of python/octavo/README.md. Its metadata says how it is shown; its default is what a user gets. Values that
 depend on the model or the device are None here and are filled in where they are known (`worker.resolve`).
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo import envs
-from octavo.errors import ConfigError
-from octavo.speculation import read_speculation
 
 # The names of server/tools/table.py and server/reasoning/table.py.
 TOOL_CALL_PARSERS = (
@@ -38,10 +30,7 @@ TOOL_CALL_PARSERS = (
 )
 REASONING_PARSERS = ("openai_gptoss", "mistral", "granite", "qwen3", "glm45", "deepseek_r1")
 
-MAX_INT = 2**63 - 1
-"""No number of an option is greater; those that the core keeps in fewer bits have a `high`."""
 MAX_STEP_TOKENS = 1 << 24
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 WIDE_ATTENTION, WIDE_MLP = (10, 0), (1, 1)
 """First and last blocks whose rounding to fp8 costs most (benches/fp8_quality.py)."""
 
@@ -366,189 +355,3 @@ ENGINE_SECTIONS: dict[str, type[Any]] = {
 
 
 SECTIONS: dict[str, type[Any]] = {**ENGINE_SECTIONS, "server": ServerConfig, "bench": BenchConfig}
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One field of a section, as the command line and README.md show it."""
-
-    name: str
-    section: str
-    type: Any
-    default: Any
-    help: str
-    choices: tuple[str, ...]
-    low: float | None
-    high: float | None
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-
-def _default(f: Field[Any]) -> Any:
-    return f.default_factory() if callable(f.default_factory) else f.default
-
-
-@cache
-def section_options(section: str) -> tuple[Option, ...]:
-    """The options of a section, a name of `SECTIONS`, in order."""
-    cls = SECTIONS[section]
-    hints = typing.get_type_hints(cls)
-    return tuple(Option(f.name, section, hints[f.name], _default(f), **f.metadata) for f in fields(cls))
-
-
-def engine_options() -> Iterator[Option]:
-    """Options of all engine sections, in order."""
-    for section in ENGINE_SECTIONS:
-        yield from section_options(section)
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a Python value is of an option's type (an int serves as float, a bool never as int)."""
-    for member in _members(hint):
-        if typing.get_origin(member) is list:
-            inner = typing.get_args(member)[0]
-            if isinstance(value, list | tuple) and all(_fits(v, inner) for v in value):
-                return True
-        elif member is float:
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return True
-        elif member is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return True
-        elif isinstance(value, typing.get_origin(member) or member):
-            return True
-    return False
-
-
-def check_value(opt: Option, value: Any) -> None:
-    """Raise `ConfigError` when a value has the wrong type, is out of range, or is no choice of the option."""
-    if not _fits(value, opt.type):
-        raise ConfigError(f"{opt.flag}: {value!r} is not a valid value ({opt.help})", opt.name)
-    if opt.choices and value not in opt.choices:
-        raise ConfigError(f"{opt.flag}: {value!r} is not one of {', '.join(opt.choices)}", opt.name)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if opt.low is not None and not value >= opt.low:
-            raise ConfigError(f"{opt.flag}: {value} is below the least value, {opt.low:g}", opt.name)
-        high = MAX_INT if opt.high is None and isinstance(value, int) else opt.high
-        if high is not None and not value <= high:
-            raise ConfigError(f"{opt.flag}: {value} is above the greatest value, {high}", opt.name)
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """' (did you mean X?)' or ''."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def make_engine_config(values: Mapping[str, Any]) -> EngineConfig:
-    """Build the tree from flat option names. Unknown, badly typed or contradictory values raise `ConfigError`."""
-    options = {o.name: o for o in engine_options()}
-    sections: dict[str, dict[str, Any]] = {name: {} for name in ENGINE_SECTIONS}
-    for name, value in values.items():
-        opt = options.get(name)
-        if opt is None:
-            raise ConfigError(f"unknown option {name!r}{nearest(name, list(options))}", name)
-        check_value(opt, value)
-        sections[opt.section][name] = value
-    config = EngineConfig(**{name: ENGINE_SECTIONS[name](**kw) for name, kw in sections.items()})
-    _check_engine(config)
-    return config
-
-
-def _check_values(section: str, values: Mapping[str, Any]) -> None:
-    options = {o.name: o for o in section_options(section)}
-    for name, value in values.items():
-        if name not in options:
-            raise ConfigError(f"unknown option {name!r}{nearest(name, list(options))}", name)
-        check_value(options[name], value)
-
-
-def make_bench_config(values: Mapping[str, Any]) -> BenchConfig:
-    """The same for the options of `octavo bench`."""
-    _check_values("bench", values)
-    return BenchConfig(**values)
-
-
-def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
-    """The same for the server's own options."""
-    _check_values("server", values)
-    level = envs.log_level()
-    config = ServerConfig(**{**({} if level is None else {"log_level": level}), **values})
-    _check_server(config)
-    return config
-
-
-def _check_server(config: ServerConfig) -> None:
-    if config.log_prompts and not config.log_requests:
-        raise ConfigError("--log-prompts needs --log-requests: prompts are part of those lines", "log_prompts")
-    if config.admin_port is not None and config.admin_port == config.port != 0:
-        raise ConfigError(f"--admin-port and --port are both {config.port}", "admin_port")
-
-
-def _check_engine(config: EngineConfig) -> None:
-    """Contradictions between options."""
-    length = config.model.max_model_len
-    if isinstance(length, str) and length != "auto":
-        raise ConfigError(f"--max-model-len: {length!r} is neither a number nor auto", "max_model_len")
-    cache, execution = config.cache, config.execution
-    if cache.num_gpu_blocks_override is not None and cache.kv_cache_memory_bytes is not None:
-        raise ConfigError(
-            "--num-gpu-blocks-override and --kv-cache-memory-bytes both set the size of the cache: give one",
-            "num_gpu_blocks_override",
-        )
-    if config.parallel.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {config.parallel.tensor_parallel_size}: this version runs on one device; use 1",
-            "tensor_parallel_size",
-        )
-    if execution.attention_backend == "cpu" and execution.device == "cuda":
-        raise ConfigError("--attention-backend cpu contradicts --device cuda", "attention_backend")
-    if any(size < 1 for size in execution.cuda_graph_sizes):
-        raise ConfigError("--cuda-graph-sizes: sizes must be at least 1", "cuda_graph_sizes")
-    for name in ("fp8_wide_attention", "fp8_wide_mlp"):
-        wide: list[int] = getattr(config.model, name)
-        if len(wide) != 2 or min(wide) < 0:
-            flag = f"--{name.replace('_', '-')}"
-            given = ",".join(map(str, wide))
-            raise ConfigError(f"{flag} {given}: needs two numbers, of first and of last blocks", name)
-    read_speculation(config.scheduler.speculative_config)
-    no_host = next((host for host in config.media.allowed_media_domains if not _HOST.fullmatch(host)), None)
-    if no_host is not None:
-        raise ConfigError(
-            f"--allowed-media-domains: {no_host!r} is no host: give the name alone, such as images.example.com",
-            "allowed_media_domains",
-        )
-
-
-def changed(config: EngineConfig | ServerConfig) -> dict[str, Any]:
-    """The values that differ from the defaults, flat; for the one log line at start."""
-    out: dict[str, Any] = {}
-    trees = asdict(config)
-    sections = {"server": trees} if isinstance(config, ServerConfig) else trees
-    for section, values in sections.items():
-        for opt in section_options(section):
-            if values[opt.name] != opt.default:
-                out[opt.name] = values[opt.name]
-    return out
-
-
-def options_markdown() -> str:
-    """README.md's table of options: one row a field, in the order of the tree."""
-    lines = ["| flag | default | meaning |", "| --- | --- | --- |"]
-    for opt in (*engine_options(), *section_options("server")):
-        if opt.name == "model":
-            continue
-        shown = "" if opt.default in (None, []) else f"`{opt.default}`"
-        choices = f" One of {', '.join(opt.choices)}." if opt.choices else ""
-        lines.append(f"| `{opt.flag}` | {shown} | {opt.help}{choices} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(options_markdown())
