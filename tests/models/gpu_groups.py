@@ -21,7 +21,7 @@ from tiny_models import make_reference, save
 from octavo import LLM, SamplingParams
 
 CASES = ("gemma3", "gemma2", "mistral-window", "olmo3")
-HYBRIDS = ("qwen3-next", "nemotron-h", "granite-hybrid")
+HYBRIDS = ("qwen3-next", "nemotron-h", "granite-hybrid", "falcon-h1")
 OPTIONS: dict[str, Any] = {
     "device": "cuda",
     "dtype": "bfloat16",
@@ -52,7 +52,9 @@ def problems(model: str, *, is_hybrid: bool) -> list[str]:
     others = {**ours, "device": "cpu", "runner": "torch"} if is_hybrid else {**OPTIONS, "cache_groups": False}
     with LLM(model, **others) as llm:
         wanted = run(llm)
+    print("  the other engine has run", flush=True)
     with LLM(model, **ours) as llm:
+        print("  loaded", flush=True)
         first, again, stats = run(llm), run(llm), llm.stats()
     print(f"  equal at first {share(first, wanted):.3f}, with prefixes {share(again, wanted):.3f}, {stats}", flush=True)
     found = []
