@@ -1,12 +1,13 @@
 """`--deterministic` on a GPU: products and attention bit by bit, an engine over random batches, and what it costs.
 
     PYTHONPATH=python python tests/kernels/gpu_invariant.py --out invariant.json
-        [--parts products,experts,attention,engine,cost]
+        [--parts products,experts,heads,attention,engine,latents,cost]
 
-"products", "experts": a row's result must not depend on the number of rows (nor on the tile that this number chooses).
-"attention": a token's must not depend on its chunk. "engine": prompts alone and in 200 random batches, chunked as it
-comes, give the same tokens (random weights: the least difference shows soon). "cost": decode steps of Llama-3.1-8B's
-shape beside the usual ones. The exit code is 1 if anything differed. `tests/run` does not run it (no test_ prefix).
+"products", "experts", "heads": a row's result must not depend on the number of rows (nor on the tile that this number
+chooses). "attention": a token's must not depend on its chunk. "engine", "latents": prompts alone and in random batches,
+chunked as it comes, give the same tokens (random weights: the least difference shows soon). "cost": decode steps of
+Llama-3.1-8B's shape beside the usual ones. The exit code is 1 if anything differed. `tests/run` does not run it (no
+test_ prefix).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor
 from octavo.attention.base import ForwardContext, make_backend
 from octavo.kernels.triton.handles import compiling
 from octavo.kernels.triton.invariant_gemm import invariant_product
+from octavo.kernels.triton.invariant_heads import invariant_heads
 from octavo.kernels.triton.moe import mix
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
@@ -81,6 +83,26 @@ def check_experts(report: Report) -> None:
     report.say("experts checked")
 
 
+def check_heads(report: Report) -> None:
+    """Latent attention's products, of DeepSeek V3's sizes, must not depend on the number of tokens."""
+    up = torch.randn(128, 256, 512, device=DEVICE, dtype=BF16) * 512**-0.5
+    for name, weight in (("into latents", up[:, :128]), ("out of latents", up[:, 128:].transpose(1, 2))):
+        x = torch.randn(1024, 128, weight.shape[1], device=DEVICE, dtype=BF16)
+
+        def product(rows: Tensor, weight: Tensor = weight) -> Tensor:
+            out = rows.new_empty(*rows.shape[:2], weight.shape[2])
+            invariant_heads(rows, weight, out)
+            return out
+
+        whole, expected = product(x), torch.einsum("thk,hkn->thn", x.float(), weight.float())
+        report.check(name, ((whole.float() - expected).norm() / expected.norm()).item(), 8e-3)
+        for rows in ROWS:
+            chosen = torch.randperm(1024, device=DEVICE)[:rows]
+            differ = (product(x[chosen]) != whole[chosen]).sum().item()
+            report.check(f"{name}: numbers that differ among {rows} tokens", differ, 0.5)
+    report.say("heads checked")
+
+
 def chunk_of(ctx: ForwardContext, q_thd: torch.Tensor, row: int, first: int, last: int) -> tuple[Any, torch.Tensor]:
     """A step that holds tokens [first, last) of a row's tokens in this step, and their q."""
     start = int(ctx.query_start_r[row])
@@ -107,11 +129,16 @@ def chunk_of(ctx: ForwardContext, q_thd: torch.Tensor, row: int, first: int, las
 
 def check_attention(report: Report) -> None:
     backend = make_backend("triton", deterministic=True)
-    for window in (0, 300):
+    plain: dict[str, Any] = {"heads": 32, "kv_heads": 8, "dim": 128}
+    latent: dict[str, Any] = {"heads": 16, "kv_heads": 1, "dim": 576, "value_dim": 512}
+    for name, sizes in (("all", plain), ("window", {**plain, "window": 300}), ("latents", latent)):
         step = make_paged_step(
-            [(1, 1), (1, 700), (300, 900), (130, 130), (77, 2000)], heads=32, kv_heads=8, dim=128, block_size=64,
-            dtype=BF16, window=window, device="cuda",
-        )  # fmt: skip
+            [(1, 1), (1, 700), (300, 900), (130, 130), (77, 2000)],
+            block_size=64,
+            dtype=BF16,
+            device="cuda",
+            **sizes,
+        )
         whole = backend.attend(step.spec, step.q_thd, step.k_tgd, step.v_tgd, step.ctx)
         for row in range(5):
             start, end = (int(step.ctx.query_start_r[i]) for i in (row, row + 1))
@@ -120,11 +147,11 @@ def check_attention(report: Report) -> None:
                 ctx, q_thd = chunk_of(step.ctx, step.q_thd, row, first, last)
                 part = backend.attend_cached(step.spec, q_thd, ctx)
                 differ = (part != whole[start + first : start + last]).sum().item()
-                report.check(f"window {window} row {row} tokens {first}..{last}: numbers that differ", differ, 0.5)
+                report.check(f"{name} row {row} tokens {first}..{last}: numbers that differ", differ, 0.5)
     report.say("attention checked")
 
 
-def check_engine(report: Report) -> None:
+def check_engine(report: Report, shape: str = "qwen3-0.6b", num_layers: int = 12, batches: int = BATCHES) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
     from offline import write_shape
 
@@ -138,20 +165,25 @@ def check_engine(report: Report) -> None:
         return [list(result.outputs[0].token_ids) for result in llm.generate(batch, params)]
 
     with tempfile.TemporaryDirectory() as folder:
-        write_shape("qwen3-0.6b", Path(folder), 12)
+        write_shape(shape, Path(folder), num_layers)
         options = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 1024, "load_format": "dummy"}
         with LLM(model=folder, deterministic=True, gpu_memory_utilization=0.3, **options) as llm:
             alone = [ids(llm, [prompt])[0] for prompt in prompts]
             report.say(f"prompts alone: {len({tuple(x) for x in alone})} different outputs")
             differing = 0
-            for _ in range(BATCHES):
+            for _ in range(batches):
                 chosen = rng.sample(range(PROMPTS), rng.randrange(1, PROMPTS + 1))
                 fillers = [[rng.randrange(100, 10000) for _ in range(rng.randrange(1, 300))] for _ in range(8)]
                 fillers = fillers[: rng.randrange(9)]
                 found = ids(llm, [*fillers, *(prompts[i] for i in chosen)])[len(fillers) :]
                 differing += sum(tokens != alone[i] for tokens, i in zip(found, chosen, strict=True))
-        report.check(f"outputs that differ in {BATCHES} random batches", differing, 0.5)
-    report.say("engine checked")
+        report.check(f"{shape}: outputs that differ in {batches} random batches", differing, 0.5)
+    report.say(f"engine of {shape} checked")
+
+
+def check_latents(report: Report) -> None:
+    """Latent attention and many experts, whose first layer has none."""
+    check_engine(report, "deepseek-v2-lite", 4, 60)
 
 
 @torch.inference_mode()
@@ -187,8 +219,10 @@ def time_cost(report: Report) -> None:
 PARTS: dict[str, list[Part]] = {
     "products": [check_products],
     "experts": [check_experts],
+    "heads": [check_heads],
     "attention": [check_attention],
     "engine": [check_engine],
+    "latents": [check_latents],
     "cost": [time_cost],
 }
 

@@ -10,8 +10,11 @@ from paged_steps import make_step
 
 from octavo.attention.base import make_backend
 from octavo.kernels.reference.invariant_gemm import invariant_product as reference
+from octavo.kernels.reference.invariant_heads import invariant_heads as reference_heads
 from octavo.kernels.triton import invariant_gemm
 from octavo.kernels.triton.invariant_gemm import invariant_launch, kinds_of_rows
+from octavo.kernels.triton.invariant_heads import heads_launch
+from octavo.kernels.triton.paged_latent import plan_latent
 
 
 @pytest.mark.parametrize("tma", [True, False])
@@ -25,6 +28,39 @@ def test_product(rows: int, n: int, k: int, bias: bool, dtype: torch.dtype, tma:
         invariant_launch(x, weight, bias_n, y, tma=tma).run(pdl=False)
         tolerance = 2e-3 if out == torch.float16 else 2e-5
         torch.testing.assert_close(y, reference(x, weight, bias_n, out), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("tokens", "heads", "k", "n"), [(1, 3, 24, 72), (70, 2, 130, 40), (65, 1, 64, 64)])
+def test_product_of_heads(tokens: int, heads: int, k: int, n: int, dtype: torch.dtype) -> None:
+    """Views as latent attention has them: heads cut out of wider rows, a matrix and its transpose, wider outputs."""
+    x = torch.randn(tokens, heads, k + 5).to(dtype)[..., :k]
+    matrices = (torch.randn(heads, n + k, max(n, k)) * k**-0.5).to(dtype)
+    for weight in (matrices[:, :k, :n], matrices[:, k:, :k].transpose(1, 2)):
+        whole = torch.full((tokens, heads, n + 7), torch.nan, dtype=dtype)
+        expected = torch.empty(tokens, heads, n, dtype=dtype)
+        heads_launch(x, weight, whole[..., :n]).run(pdl=False)
+        reference_heads(x, weight, expected)
+        tolerance = 2e-3 if dtype == torch.float16 else 2e-5
+        torch.testing.assert_close(whole[..., :n], expected, rtol=tolerance, atol=tolerance)
+        assert whole[..., n:].isnan().all()
+
+
+def test_latents_are_attended_to_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode rows are not split, since prompts' rows are not."""
+    plans = []
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        plans.append(kwargs["is_decode"])
+        return plan_latent(*args, **kwargs)
+
+    monkeypatch.setattr("octavo.attention.triton.plan_latent", seen)
+    step = make_step([(1, 1), (20, 150), (1, 131)], heads=4, kv_heads=1, dim=80, value_dim=64, dtype=torch.float16)
+    inputs = step.spec, step.q_thd, step.k_tgd, step.v_tgd
+    expected = make_backend("reference").attend(*inputs, step.clone_ctx())
+    actual = make_backend("triton", deterministic=True).attend(*inputs, step.clone_ctx())
+    torch.testing.assert_close(actual, expected, rtol=5e-3, atol=5e-3)
+    assert plans == [False, False]
 
 
 @pytest.mark.parametrize("window", [0, 50])

@@ -15,9 +15,12 @@ from octavo import envs
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.triton.invariant_gemm import invariant_launch, kinds_of_rows, ring_config
-from octavo.layers.invariant import INVARIANT, invariant_logits, invariant_scores
+from octavo.kernels.triton.invariant_heads import heads_launch
+from octavo.layers.invariant import INVARIANT, invariant_heads, invariant_logits, invariant_scores
+from octavo.layers.moe import SparseMLP
 from octavo.models.config import NormalConfig, normalize_config
 from octavo.models.decoder import Decoder
+from octavo.models.latent import LatentAttention
 from octavo.models.registry import build_model
 from octavo.models.weights import linears_of
 from octavo.worker.device import DeviceFacts
@@ -51,6 +54,19 @@ def test_products_compile_for_sm90(rows: int, out: torch.dtype) -> None:
     assert compiled.spill_bytes == 0
     assert compiled.num_wgmma > 0
     assert compiled.num_mma == 0, "sums of wgmma and mma.sync differ"
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_products_of_heads_compile_for_sm90(dtype: torch.dtype, is_transposed: bool) -> None:
+    """DeepSeek V3's sizes: 128 plain dims into 512 of latents, and back into 128 values."""
+    up = torch.empty(128, 256, 512, dtype=dtype, device="meta")
+    weight = up[:, 128:].transpose(1, 2) if is_transposed else up[:, :128]
+    k, n = weight.shape[1:]
+    x, y = (torch.empty(7, 128, size + 64, dtype=dtype, device="meta")[..., :size] for size in (k, n))
+    compiled = compile_launch(heads_launch(x, weight, y))
+    assert compiled.spill_bytes == 0
+    assert compiled.num_wgmma == 0 or compiled.num_mma == 0
 
 
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (28672, 4096), (4096, 14336), (151936, 1024), (1536, 576)])
@@ -106,6 +122,21 @@ def test_routers_are_invariant_too() -> None:
     model = build_model(config, dtype=BF16, device=torch.device("meta"), deterministic=True)
     assert isinstance(model, Decoder)
     assert {getattr(block.mlp, "score", None) for block in model.layers()} == {invariant_scores}
+
+
+def test_latent_attention_is_invariant_too() -> None:
+    """DeepSeek V3's: products of heads, and a router in fp32."""
+    latents = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+    groups = {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+    changes = {"model_type": "deepseek_v3", **latents, **experts, **groups}
+    config = small_config(architectures=["DeepseekV3ForCausalLM"], **changes)
+    model = build_model(config, dtype=BF16, device=torch.device("meta"), deterministic=True)
+    assert isinstance(model, Decoder)
+    assert {layer.method for layer in linears_of(model)} == {INVARIANT}
+    latent = [block.attention for block in model.layers() if isinstance(block.attention, LatentAttention)]
+    assert [layer.multiply for layer in latent] == [invariant_heads] * 2
+    assert [mlp.score for mlp in model.modules() if isinstance(mlp, SparseMLP)] == [invariant_scores]
 
 
 @pytest.mark.parametrize(

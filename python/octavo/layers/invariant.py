@@ -1,9 +1,11 @@
 """Batch-invariant execution (`--deterministic`): a token's numbers do not depend on what else is in its step, nor on
-how its prompt was cut into chunks. Every product sums over k in one fixed order (kernels/triton/invariant_gemm.py);
+how its prompt was cut into chunks. Every product sums over k in one fixed order (kernels/triton/invariant_gemm.py and
+invariant_heads.py);
 norms, activations and rotations work row by row anyway, and so do mixtures of experts by their kernels but for the
 router's product; attention is the backend's part (attention/triton.py).
 
-Shape suffixes: t tokens, i input features, o output features, s sampled rows, v vocabulary, m model dim, e experts.
+Shape suffixes: t tokens, i input features, o output features, s sampled rows, v vocabulary, m model dim, e experts,
+h heads, k and n features of a head.
 """
 
 from __future__ import annotations
@@ -37,6 +39,13 @@ def invariant_scores(hidden_tm: Tensor, router_em: Tensor) -> Tensor:
     from octavo.kernels.triton.invariant_gemm import invariant_product  # loads Triton
 
     return invariant_product(hidden_tm, router_em, None, router_em.dtype)
+
+
+def invariant_heads(x_thk: Tensor, weight_hkn: Tensor, out_thn: Tensor) -> None:
+    """Products of heads with matrices of their own, as `models.latent.multiply_heads`."""
+    from octavo.kernels.triton.invariant_heads import invariant_heads as multiply  # loads Triton
+
+    multiply(x_thk, weight_hkn, out_thn)
 
 
 def invariant_logits(hidden_sm: Tensor, weight_vm: Tensor) -> Tensor:

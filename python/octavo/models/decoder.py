@@ -22,7 +22,7 @@ from octavo.layers.embedding import Embedding
 from octavo.layers.fused.base import DecodeKernels, DecoderWeights
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.layers.gated_delta import GatedDeltaMixer
-from octavo.layers.invariant import invariant_logits, invariant_scores
+from octavo.layers.invariant import invariant_heads, invariant_logits, invariant_scores
 from octavo.layers.linear import Choices, dense
 from octavo.layers.moe import ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import LayerNorm, RMSNorm, make_norm, whole
@@ -140,11 +140,11 @@ class Decoder(nn.Module):
         self.head.project = invariant_logits
         for module in self.modules():
             if isinstance(module, LatentAttention):
-                raise ModelError("--deterministic can't run attention of latents")
+                module.multiply = invariant_heads
             if isinstance(module, StateSpaceMixer | GatedDeltaMixer):
                 raise ModelError("--deterministic can't run recurrent layers, whose sums depend on how prompts are cut")
             if isinstance(module, SparseMLP):
-                if not module.has_kernels or module.spec.routing.is_exact:
+                if not module.has_kernels:
                     raise ModelError("--deterministic can't run these experts, for which there are no kernels")
                 module.score = invariant_scores
 

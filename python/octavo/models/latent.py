@@ -3,11 +3,12 @@ part, which all heads share; queries are brought into the latents' space, and wh
 halves of the matrix that would make keys and values of latents.
 
 Shape suffixes: t tokens of the step, m model dim, h heads, p plain dims of a query head, r rotated dims, l latent dim,
-v value dims, d = l + r, o features of a product.
+v value dims, d = l + r, o features of a product, k and n features of a head's product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,15 @@ from octavo.models.family import BlockSpec, Names
 
 if TYPE_CHECKING:
     from octavo.layers.fused.latent_write import LatentWrite
+
+
+HeadProduct = Callable[[Tensor, Tensor, Tensor], None]
+"""x [t, h, k] with a matrix a head [h, k, n] into [t, h, n]."""
+
+
+def multiply_heads(x_thk: Tensor, weight_hkn: Tensor, out_thn: Tensor) -> None:
+    """PyTorch's batched product."""
+    torch.bmm(x_thk.transpose(0, 1), weight_hkn, out=out_thn.transpose(0, 1))
 
 
 class LatentAttention(nn.Module):
@@ -58,6 +68,7 @@ class LatentAttention(nn.Module):
         self.o = Linear(heads * sizes.value_dim, outputs, bias=False, dtype=dtype, device=device, choose=choose)
         self.attention = Attention(spec.attention)
         self.fused: LatentWrite | None = None
+        self.multiply: HeadProduct = multiply_heads
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]."""
@@ -69,16 +80,14 @@ class LatentAttention(nn.Module):
         q_thp, q_thr = torch.split(q_thd, [sizes.plain_dim, sizes.rotated_dim], dim=-1)
         tokens, heads = q_thd.shape[:2]
         absorbed_thd = q_thd.new_empty(tokens, heads, sizes.rank + sizes.rotated_dim)
-        absorbed_htl = absorbed_thd[..., : sizes.rank].transpose(0, 1)
-        torch.bmm(q_thp.transpose(0, 1), self.kv_up[:, : sizes.plain_dim], out=absorbed_htl)
+        self.multiply(q_thp, self.kv_up[:, : sizes.plain_dim], absorbed_thd[..., : sizes.rank])
         if self.fused is not None and cos_sin_tr is not None:
             self.fused(q_thr, latent_tl, rotated_tr, cos_sin_tr, absorbed_thd, ctx)
             attended_thl = self.attention.attend_cached(absorbed_thd, ctx)
         else:
             attended_thl = self._attend(absorbed_thd, q_thr, latent_tl, rotated_tr, cos_sin_tr, ctx)
         out_thv = q_thd.new_empty(tokens, heads, sizes.value_dim)
-        values_hlv = self.kv_up[:, sizes.plain_dim :].transpose(1, 2)
-        torch.bmm(attended_thl.transpose(0, 1), values_hlv, out=out_thv.transpose(0, 1))
+        self.multiply(attended_thl, self.kv_up[:, sizes.plain_dim :].transpose(1, 2), out_thv)
         result_tm: Tensor = self.o(out_thv.flatten(1))
         return result_tm
 
