@@ -1,13 +1,15 @@
 //! Each weight format's product beside what the machine can do: `cargo run --release -p octavo-cpu --example kernels`
 //! (`-- --isa avx2 --threads 1 --rows 1,32`).
 //!
-//! One row: bytes of weights a second against the read bandwidth (weights larger than the caches, read in turn). Many
-//! rows: multiply-adds a second against the peak rate of int8 with numbers of as many bits (without VNNI, 8-bit numbers
-//! take two multiplications where 4-bit ones take one). Limits and products are the best of several runs.
+//! One row: bytes of weights a second (weights larger than the caches, read in turn) against the read bandwidth measured in
+//! turn with it: the median of the pairs' ratios, as other processes change both. `--cached`: weights that stay in a cache,
+//! which is what the arithmetic alone takes. Many rows: multiply-adds a second against the peak rate of int8 with numbers
+//! of as many bits (without VNNI, 8-bit numbers take two multiplications where 4-bit ones take one), the best of several
+//! runs.
 
 use std::time::Instant;
 
-use octavo_cpu::limits::{int_macs, measure_with};
+use octavo_cpu::limits::{PIECE_BYTES, Reading, int_macs, measure_with};
 use octavo_cpu::{Activations, Format, Input, Isa, Matrix, Output, Shared, ThreadPool};
 
 /// n x k: those of SmolLM2-135M, and a large one (`--shapes` chooses).
@@ -17,7 +19,7 @@ const BITS: [usize; 4] = [4, 5, 6, 8];
 /// Weights of one row are spread over as many bytes of matrices, so that they come from memory.
 const SPREAD_BYTES: usize = 192 << 20;
 const RUN_BYTES: usize = 16 << 20;
-const SECONDS: f64 = 0.15;
+const SECONDS: f64 = 0.25;
 
 fn option(name: &str) -> Option<String> {
     let mut args = std::env::args();
@@ -55,6 +57,7 @@ fn main() {
         .collect();
     let pool = ThreadPool::new(num_threads);
     let limits = measure_with(&pool, isa);
+    let reading = Reading::new(isa);
     let peaks = BITS.map(|bits| int_macs(&pool, isa, bits));
     println!(
         "{num_threads} threads, {}: read {:.1} GB/s; GMAC/s of f32 {:.0}, of int8 with {BITS:?} bits {:.0?}",
@@ -75,7 +78,7 @@ fn main() {
             if k.is_multiple_of(format.block().0) {
                 let times: Vec<String> = rows
                     .iter()
-                    .map(|&rows| bench(&pool, limits.read_bytes, peak, format, isa, rows, n, k))
+                    .map(|&rows| bench(&pool, &reading, peak, format, isa, rows, n, k))
                     .collect();
                 println!("{:5} {n:5} x {k:4}  {}", format.name(), times.join("   "));
             }
@@ -85,7 +88,7 @@ fn main() {
 
 fn bench(
     pool: &ThreadPool,
-    read_bytes: f64,
+    reading: &Reading,
     peak: f64,
     format: Format,
     isa: Isa,
@@ -94,7 +97,8 @@ fn bench(
     k: usize,
 ) -> String {
     let bytes = vec![0x11u8; n * format.row_bytes(k).expect("whole blocks")];
-    let copies = if rows == 1 {
+    let is_cached = std::env::args().any(|arg| arg == "--cached");
+    let copies = if rows == 1 && !is_cached {
         (SPREAD_BYTES / bytes.len()).max(1)
     } else {
         1
@@ -108,7 +112,7 @@ fn bench(
         .collect();
     // Short runs, so that some are not interrupted.
     let calls = if rows == 1 {
-        (RUN_BYTES / bytes.len()).clamp(1, copies)
+        (RUN_BYTES / bytes.len()).clamp(1, if is_cached { usize::MAX } else { copies })
     } else {
         ((1 << 26) / (rows * n * k)).max(1)
     };
@@ -124,6 +128,7 @@ fn bench(
     let output = Output::dense(Shared::new(&mut out), n);
     let (start, mut times) = (Instant::now(), vec![]);
     while times.len() < 5 || start.elapsed().as_secs_f64() < SECONDS {
+        let limit = reading.run(pool, times.len()).as_secs_f64();
         let start = Instant::now();
         pool.run(&|team| {
             let turn = matrices.iter().cycle().skip(times.len() * calls % copies);
@@ -132,22 +137,32 @@ fn bench(
                 unsafe { matrix.multiply(team, &input, &output) };
             }
         });
-        times.push(start.elapsed().as_secs_f64());
+        times.push((start.elapsed().as_secs_f64() / calls as f64, limit));
     }
-    times.sort_by(f64::total_cmp);
-    let time = times[0] / calls as f64;
     if rows == 1 {
-        let speed = matrices[0].num_bytes() as f64 / time;
-        return format!(
-            "1 row {:6.1} GB/s {:3.0}%",
-            speed / 1e9,
-            100.0 * speed / read_bytes
+        let bytes = matrices[0].num_bytes() as f64;
+        let speed = median(times.iter().map(|(time, _)| bytes / time));
+        let share = median(
+            times
+                .iter()
+                .map(|(time, limit)| bytes / time * limit / PIECE_BYTES as f64),
         );
+        return format!("1 row {:6.1} GB/s {:3.0}%", speed / 1e9, 100.0 * share);
     }
+    let time = times
+        .iter()
+        .map(|(time, _)| *time)
+        .fold(f64::INFINITY, f64::min);
     let speed = (rows * n * k) as f64 / time;
     format!(
         "{rows} rows {:6.1} GMAC/s {:3.0}%",
         speed / 1e9,
         100.0 * speed / peak
     )
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }

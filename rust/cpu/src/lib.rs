@@ -13,6 +13,7 @@ pub mod activations;
 mod affinity;
 pub mod attention;
 mod checks;
+mod chunks;
 pub mod decoder;
 pub mod element;
 pub mod error;

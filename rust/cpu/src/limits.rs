@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::isa::Isa;
 use crate::lines::Lines;
-use crate::pool::{Team, ThreadPool};
+use crate::pool::ThreadPool;
 use crate::simd::{Numbers, STEPS, Simd, by_isa, prefetch};
 
 /// Bytes that are read: more than any cache holds of it.
 const READ_BYTES: usize = 256 << 20;
 /// Bytes of a run, one piece after the other: short, so that some runs are not interrupted.
-const PIECE_BYTES: usize = 16 << 20;
+pub const PIECE_BYTES: usize = 16 << 20;
 /// Bytes of a step of the reading loop, and how far ahead it asks for them.
 const READ_STEP: usize = 512;
 const READ_AHEAD: usize = 4096;
@@ -51,17 +51,44 @@ pub fn measure_with(pool: &ThreadPool, isa: Isa) -> Limits {
     }
 }
 
-/// Bytes a second that the pool's threads read together: loads of whole vectors, and nothing else that could be the limit.
+/// Bytes a second that the pool's threads read together.
 pub fn read_bytes(pool: &ThreadPool, isa: Isa) -> f64 {
-    let memory = Lines::zeroed(READ_BYTES);
-    let read = reader(isa.or_best());
-    let time = best(pool, |run, team| {
+    let reading = Reading::new(isa);
+    let time = (0..RUNS).map(|run| reading.run(pool, run)).min();
+    PIECE_BYTES as f64 / time.unwrap_or_default().as_secs_f64()
+}
+
+/// Memory to be read by a pool's threads together: loads of whole vectors, and nothing else that could be the limit.
+pub struct Reading {
+    memory: Lines,
+    read: unsafe fn(*const u8, usize),
+}
+
+impl Reading {
+    /// With chosen instructions (those that the machine has not are replaced by the best).
+    pub fn new(isa: Isa) -> Reading {
+        Reading {
+            memory: Lines::zeroed(READ_BYTES),
+            read: reader(isa.or_best()),
+        }
+    }
+
+    /// The time that `PIECE_BYTES` take; others in each run, so that they are in no cache.
+    pub fn run(&self, pool: &ThreadPool, run: usize) -> Duration {
         let piece = run % (READ_BYTES / PIECE_BYTES) * PIECE_BYTES;
-        let part = team.share(PIECE_BYTES, READ_STEP);
-        // SAFETY: in bounds, and nobody writes; `by_isa` gives loops for instructions that the machine has.
-        unsafe { read(memory.start::<u8>().add(piece + part.start), part.len()) };
-    });
-    PIECE_BYTES as f64 / time.as_secs_f64()
+        let start = Instant::now();
+        pool.run(&|team| {
+            let part = team.share(PIECE_BYTES, READ_STEP);
+            // SAFETY: in bounds, and nobody writes; `by_isa` gives loops for instructions that the machine has.
+            unsafe {
+                (self.read)(
+                    self.memory.start::<u8>().add(piece + part.start),
+                    part.len(),
+                )
+            };
+        });
+        start.elapsed()
+    }
 }
 
 by_isa! {
@@ -79,7 +106,7 @@ unsafe fn read<S: Simd>(start: *const u8, num_bytes: usize) {
             let step = start.add(at);
             prefetch(step.wrapping_add(READ_AHEAD), READ_STEP);
             for i in 0..READ_STEP / (4 * S::LANES) {
-                sums[i % 4] = S::or(sums[i % 4], S::load_bytes(step.add(i * 4 * S::LANES)));
+                sums[i % 4] = S::xor(sums[i % 4], S::load_bytes(step.add(i * 4 * S::LANES)));
             }
         }
         black_box(sums);
@@ -107,7 +134,7 @@ type Peak = unsafe fn(usize) -> usize;
 
 fn macs(pool: &ThreadPool, peak: Peak) -> f64 {
     let done = AtomicUsize::new(0);
-    let time = best(pool, |_, _| {
+    let time = best(pool, || {
         // SAFETY: `by_isa` gives loops for instructions that the machine has.
         let count = unsafe { peak(ROUNDS) };
         done.store(count, Ordering::Relaxed);
@@ -115,10 +142,10 @@ fn macs(pool: &ThreadPool, peak: Peak) -> f64 {
     (done.into_inner() * pool.num_threads()) as f64 / time.as_secs_f64()
 }
 
-fn best(pool: &ThreadPool, f: impl Fn(usize, &Team<'_>) + Sync) -> Duration {
-    let run = |run| {
+fn best(pool: &ThreadPool, f: impl Fn() + Sync) -> Duration {
+    let run = |_| {
         let start = Instant::now();
-        pool.run(&|team| f(run, team));
+        pool.run(&|_| f());
         start.elapsed()
     };
     (0..RUNS).map(run).min().unwrap_or_default()

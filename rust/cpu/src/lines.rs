@@ -35,24 +35,15 @@ impl Lines {
         }
     }
 
-    pub fn num_bytes(&self) -> usize {
-        self.lines.len() * 64
-    }
-
     /// The first byte, as the start of whatever lies there (aligned to 64 bytes).
     pub fn start<T>(&self) -> *mut T {
         self.lines.as_ptr().cast_mut().cast()
-    }
-
-    pub fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the lines are that many initialized bytes, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.start::<u8>(), self.num_bytes()) }
     }
 }
 
 /// Ask for large pages, before memory is touched: reading weights in turn misses fewer translations. A wish: elsewhere
 /// than on Linux, or if the system has none, nothing happens.
-fn large_pages<T>(memory: &mut [T]) {
+pub fn large_pages<T>(memory: &mut [T]) {
     const PAGE: usize = 2 << 20;
     #[cfg(target_os = "linux")]
     {

@@ -3,8 +3,9 @@
 //! Column c is step c / 4; a step's byte of row r and column c lies at 4 r + c % 4 of a vector of 64 bytes, so that the
 //! vector is what byte products of four columns (maddubs, dpbusd) take. 8-bit numbers: 8 vectors, one a step. 4 bits: 4
 //! vectors, step s in the low and step s + 4 in the high nibbles of vector s. 5 and 6 bits: a vector has a step's numbers
-//! in its low bits, and above them some bits of a step that has no vector of its own, so that most steps take one
-//! operation (`PIECES`).
+//! in its low bits, so that most steps take one operation, and above them (`high`) bits of steps that have no vector of
+//! their own. 6 bits, in each half: steps 0 to 2, and two bits of step 3 above each. 5 bits: steps 0 to 4, and above them
+//! what the sums modulo 2 of `five` make of steps 5 to 7: they need no mask but that of the low bits.
 
 use super::super::matrix::format::{Format, GROUP};
 
@@ -20,59 +21,6 @@ pub const fn bits(format: Format) -> usize {
 
 /// The low nibbles of four bytes.
 const LOW: u32 = 0x0f0f_0f0f;
-
-/// Bits of a step that lie above those of another: `count` bits from `from` on, at `at` of the vector.
-pub struct Piece {
-    pub step: usize,
-    pub vector: usize,
-    pub from: usize,
-    pub count: usize,
-    pub at: usize,
-}
-
-const fn piece(step: usize, vector: usize, from: usize, count: usize, at: usize) -> Piece {
-    Piece {
-        step,
-        vector,
-        from,
-        count,
-        at,
-    }
-}
-
-/// 5 bits: vectors 0 to 4 are steps 0 to 4.
-const FIVE: [Piece; 7] = [
-    piece(5, 0, 0, 3, 5),
-    piece(5, 1, 3, 2, 6),
-    piece(6, 2, 0, 3, 5),
-    piece(6, 1, 3, 1, 5),
-    piece(6, 3, 4, 1, 5),
-    piece(7, 4, 0, 3, 5),
-    piece(7, 3, 3, 2, 6),
-];
-/// 6 bits: vectors 0 to 2 are steps 0 to 2, vectors 3 to 5 steps 4 to 6.
-const SIX: [Piece; 6] = [
-    piece(3, 0, 0, 2, 6),
-    piece(3, 1, 2, 2, 6),
-    piece(3, 2, 4, 2, 6),
-    piece(7, 3, 0, 2, 6),
-    piece(7, 4, 2, 2, 6),
-    piece(7, 5, 4, 2, 6),
-];
-
-/// Of 5- or 6-bit numbers.
-const fn pieces(bits: usize) -> &'static [Piece] {
-    if bits == 5 { &FIVE } else { &SIX }
-}
-
-/// The vector whose low bits a step's numbers are, if there is one.
-pub const fn own_vector(bits: usize, step: usize) -> Option<usize> {
-    match (bits, step) {
-        (5, 0..=4) | (6, 0..=2) => Some(step),
-        (6, 4..=6) => Some(step - 1),
-        _ => None,
-    }
-}
 
 /// Bytes of a packed block.
 pub const fn block_bytes(bits: usize) -> usize {
@@ -97,18 +45,28 @@ pub fn put(bits: usize, block: &mut [u8], lane: usize, codes: &[u8]) {
         (0..4).for_each(|s| write(s, step(s) & LOW | (step(s + 4) & LOW) << 4));
         return;
     }
-    let each = |mask: usize| u32::from_ne_bytes([mask as u8; 4]);
-    let mut vectors = [0; 6];
-    for s in 0..8 {
-        if let Some(vector) = own_vector(bits, s) {
-            vectors[vector] |= step(s) & each((1 << bits) - 1);
+    if bits == 6 {
+        for half in 0..2 {
+            let last = step(4 * half + 3);
+            for i in 0..3 {
+                let two = last >> (2 * i) & each(3);
+                write(3 * half + i, step(4 * half + i) | two << 6);
+            }
         }
+        return;
     }
-    for piece in pieces(bits) {
-        let some = step(piece.step) >> piece.from & each((1 << piece.count) - 1);
-        vectors[piece.vector] |= some << piece.at;
-    }
-    (0..bits).for_each(|vector| write(vector, vectors[vector]));
+    let [fifth, sixth, seventh] = [5, 6, 7].map(step);
+    let first = sixth >> 3 & each(1) | (fifth >> 3 & each(3)) << 1;
+    let third = (sixth >> 4 ^ fifth >> 3) & each(1) | (seventh >> 3 & each(3)) << 1;
+    let zeroth = (fifth ^ first << 2) & each(7);
+    let fourth = (seventh ^ third << 2) & each(7);
+    let high = [zeroth, first, sixth & each(7), third, fourth];
+    (0..5).for_each(|s| write(s, step(s) | high[s] << 5));
+}
+
+/// As much in each of four bytes.
+const fn each(mask: u8) -> u32 {
+    u32::from_ne_bytes([mask; 4])
 }
 
 /// The numbers of row `lane` of the group.
@@ -120,16 +78,19 @@ pub fn get(bits: usize, block: &[u8], lane: usize) -> [u8; 32] {
             4 => return block[step % 4 * 64 + byte] >> (step / 4 * 4) & 15,
             _ => (),
         }
-        if let Some(vector) = own_vector(bits, step) {
-            return block[vector * 64 + byte] & ((1 << bits) - 1);
+        let vector = |index: usize| block[64 * index + byte];
+        let high = |index: usize| vector(index) >> bits;
+        match (bits, step) {
+            (5, 5) => high(0) ^ high(1) << 2,
+            (5, 6) => (high(2) ^ high(1) << 3 ^ high(3) << 4) & 31,
+            (5, 7) => high(4) ^ high(3) << 2,
+            (5, _) => vector(step) & 31,
+            (_, 3 | 7) => {
+                let first = step / 4 * 3;
+                high(first) | high(first + 1) << 2 | high(first + 2) << 4
+            }
+            _ => vector(step - step / 4) & 63,
         }
-        pieces(bits)
-            .iter()
-            .filter(|piece| piece.step == step)
-            .fold(0, |number, piece| {
-                let some = block[piece.vector * 64 + byte] >> piece.at & ((1 << piece.count) - 1);
-                number | some << piece.from
-            })
     })
 }
 

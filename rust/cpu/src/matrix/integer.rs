@@ -71,6 +71,8 @@ pub struct Packed<S: Simd, K, const J: usize> {
     block: usize,
     /// What K formats have for eight blocks: d and -dmin.
     large: [[S::V; J]; 2],
+    /// A number's bits.
+    mask: S::B,
     kind: PhantomData<K>,
 }
 
@@ -94,6 +96,7 @@ impl<S: Simd, K: Kind, const J: usize> Packed<S, K, J> {
                 scales: std::array::from_fn(|j| matrix.scales(group(j))),
                 block,
                 large: [[S::splat(0.0); J]; 2],
+                mask: S::splat_bytes(const { u8::MAX >> (8 - K::BITS) }),
                 kind: PhantomData,
             };
             new.load_large();
@@ -188,73 +191,89 @@ const fn scale_bytes<K: Kind>() -> usize {
 
 impl<S: Simd, K: Kind, const J: usize> Numbers<S> for Packed<S, K, J> {
     const BITS: usize = K::BITS;
+    const ORDER: Option<[usize; STEPS]> = match K::BITS {
+        4 => Some([0, 4, 1, 5, 2, 6, 3, 7]),
+        5 => Some([0, 1, 5, 2, 3, 6, 4, 7]),
+        _ => None,
+    };
 
     #[inline(always)]
     unsafe fn step(&self, vector: usize, step: usize) -> S::B {
         let at = self.numbers[vector];
-        // SAFETY: a packed block has the vectors that its bits imply (planes.rs).
+        // SAFETY: a packed block has the vectors that its bits imply; numbers are put together as planes.rs has it.
         unsafe {
             match K::BITS {
                 8 => S::bias(S::load_bytes(at.add(64 * step))),
-                4 if step < 4 => S::and(S::load_bytes(at.add(64 * step)), 15),
-                4 => some::<S, 4>(at, step - 4, 15),
-                5 => five::<S>(at, step),
-                _ => six::<S>(at.add(step / 4 * 192), step % 4),
+                4 if step < 4 => self.low(at, step),
+                4 => S::shift_right::<4>(self.high(at, step - 4)),
+                5 => self.five(at, step),
+                _ => self.six(at.add(step / 4 * 192), step % 4),
             }
         }
     }
 }
 
-/// Bits of each byte of a vector, moved down by `DOWN` to where `mask` is.
-///
-/// # Safety
-/// The vector is readable; the machine has `S`'s instructions.
-#[inline(always)]
-unsafe fn some<S: Simd, const DOWN: i32>(block: *const u8, vector: usize, mask: u8) -> S::B {
-    // SAFETY: the caller's.
-    unsafe {
-        S::and(
-            S::shift_right::<DOWN>(S::load_bytes(block.add(64 * vector))),
-            mask,
-        )
+/// What vectors of a block hold of its numbers, as planes.rs has it.
+impl<S: Simd, K: Kind, const J: usize> Packed<S, K, J> {
+    /// Vector `vector`'s own numbers.
+    ///
+    /// # Safety
+    /// The block has it; the machine has `S`'s instructions.
+    #[inline(always)]
+    unsafe fn low(&self, block: *const u8, vector: usize) -> S::B {
+        // SAFETY: the caller's.
+        unsafe { S::and(S::load_bytes(block.add(64 * vector)), self.mask) }
     }
-}
 
-/// A step of 5-bit numbers, put together as planes.rs has it.
-///
-/// # Safety
-/// The block is readable; the machine has `S`'s instructions.
-#[inline(always)]
-unsafe fn five<S: Simd>(block: *const u8, step: usize) -> S::B {
-    // SAFETY: the caller's.
-    unsafe {
-        match step {
-            5 => S::or(some::<S, 5>(block, 0, 7), some::<S, 3>(block, 1, 24)),
-            6 => S::or(
-                S::or(some::<S, 5>(block, 2, 7), some::<S, 2>(block, 1, 8)),
-                some::<S, 1>(block, 3, 16),
-            ),
-            7 => S::or(some::<S, 5>(block, 4, 7), some::<S, 3>(block, 3, 24)),
-            _ => S::and(S::load_bytes(block.add(64 * step)), 31),
+    /// Bits above them.
+    ///
+    /// # Safety
+    /// As `low`.
+    #[inline(always)]
+    unsafe fn high(&self, block: *const u8, vector: usize) -> S::B {
+        // SAFETY: the caller's.
+        unsafe { S::and_not(S::load_bytes(block.add(64 * vector)), self.mask) }
+    }
+
+    /// A step of 5-bit numbers.
+    ///
+    /// # Safety
+    /// As `low`.
+    #[inline(always)]
+    unsafe fn five(&self, block: *const u8, step: usize) -> S::B {
+        // SAFETY: the caller's.
+        unsafe {
+            if step < 5 {
+                return self.low(block, step);
+            }
+            let three = S::shift_right::<5>(self.high(block, 2 * (step - 5)));
+            match step {
+                5 => S::xor(three, S::shift_right::<3>(self.high(block, 1))),
+                7 => S::xor(three, S::shift_right::<3>(self.high(block, 3))),
+                _ => {
+                    let (one, other) = (self.high(block, 1), self.high(block, 3));
+                    let two = S::xor(S::shift_right::<2>(one), S::shift_right::<1>(other));
+                    S::and(S::xor(three, two), self.mask)
+                }
+            }
         }
     }
-}
 
-/// The same of 6-bit numbers and one of four steps.
-///
-/// # Safety
-/// As `five`.
-#[inline(always)]
-unsafe fn six<S: Simd>(half: *const u8, step: usize) -> S::B {
-    // SAFETY: the caller's.
-    unsafe {
-        if step < 3 {
-            return S::and(S::load_bytes(half.add(64 * step)), 63);
+    /// One of four steps of 6-bit numbers.
+    ///
+    /// # Safety
+    /// As `low`.
+    #[inline(always)]
+    unsafe fn six(&self, half: *const u8, step: usize) -> S::B {
+        // SAFETY: the caller's.
+        unsafe {
+            if step < 3 {
+                return self.low(half, step);
+            }
+            let (a, b, c) = (self.high(half, 0), self.high(half, 1), self.high(half, 2));
+            let ab = S::xor(S::shift_right::<6>(a), S::shift_right::<4>(b));
+            S::xor(ab, S::shift_right::<2>(c))
         }
-        S::or(
-            S::or(some::<S, 6>(half, 0, 3), some::<S, 4>(half, 1, 12)),
-            some::<S, 2>(half, 2, 48),
-        )
     }
 }
 

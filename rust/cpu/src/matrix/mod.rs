@@ -15,8 +15,8 @@ mod quantize;
 use std::ops::Range;
 
 use crate::activations::{Activations, BLOCK};
+use crate::chunks::Piece;
 use crate::isa::Isa;
-use crate::lines::Lines;
 use crate::pool::{Team, ThreadPool, share};
 use crate::shared::Shared;
 use format::{Format, GROUP};
@@ -32,10 +32,10 @@ pub struct Matrix {
     run: product::Run,
     /// Packed numbers of a group, bytes.
     stride: usize,
-    numbers: Lines,
+    numbers: Piece,
     /// Packed scales of a group, bytes.
     scale_stride: usize,
-    scales: Lines,
+    scales: Piece,
 }
 
 /// The left side of a product: rows of activations `[rows, k]`.

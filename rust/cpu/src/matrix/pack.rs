@@ -2,11 +2,11 @@
 
 use super::format::{Format, GROUP};
 use super::{Matrix, product};
+use crate::chunks::Piece;
 use crate::element::{Bf16, Element, F16};
 use crate::error::KernelError;
 use crate::formats::{gguf, planes, scales};
 use crate::isa::Isa;
-use crate::lines::Lines;
 
 impl Matrix {
     /// Pack a weight `[n, k]` from its bytes as a GGUF or safetensors file holds them (row-major, little-endian). They may
@@ -71,9 +71,9 @@ impl Matrix {
             k,
             run: product::kernel(format, Isa::best()),
             stride,
-            numbers: Lines::zeroed(groups * stride),
+            numbers: Piece::zeroed(groups * stride),
             scale_stride,
-            scales: Lines::zeroed(groups * scale_stride),
+            scales: Piece::zeroed(groups * scale_stride),
         })
     }
 

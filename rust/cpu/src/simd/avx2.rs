@@ -1,8 +1,8 @@
 //! Eight lanes with AVX2, FMA and F16C; byte products with maddubs, or with VNNI where AVX2 machines have it.
 
+use std::arch::asm;
 #[allow(clippy::wildcard_imports)] // intrinsics carry their own prefix
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use super::{GROUP, Numbers, Simd};
 
@@ -273,7 +273,7 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
     #[inline(always)]
     unsafe fn load_bytes(source: *const u8) -> __m256i {
         // SAFETY: see above.
-        unsafe { _mm256_loadu_si256(source.cast()) }
+        unsafe { opaque(_mm256_loadu_si256(source.cast())) }
     }
 
     #[inline(always)]
@@ -283,27 +283,33 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+    unsafe fn splat_bytes(value: u8) -> __m256i {
         // SAFETY: see above.
-        unsafe { _mm256_or_si256(a, b) }
+        unsafe { opaque(_mm256_set1_epi8(value.cast_signed())) }
     }
 
     #[inline(always)]
-    unsafe fn and(a: __m256i, mask: u8) -> __m256i {
+    unsafe fn xor(a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: see above.
-        unsafe { _mm256_and_si256(a, _mm256_set1_epi8(mask.cast_signed())) }
+        unsafe { _mm256_xor_si256(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m256i, mask: __m256i) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_and_si256(a, mask) }
+    }
+
+    #[inline(always)]
+    unsafe fn and_not(a: __m256i, mask: __m256i) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_andnot_si256(mask, a) }
     }
 
     #[inline(always)]
     unsafe fn shift_right<const BITS: i32>(a: __m256i) -> __m256i {
         // SAFETY: see above.
         unsafe { _mm256_srli_epi16::<BITS>(a) }
-    }
-
-    #[inline(always)]
-    unsafe fn shift_left<const BITS: i32>(a: __m256i) -> __m256i {
-        // SAFETY: see above.
-        unsafe { _mm256_slli_epi16::<BITS>(a) }
     }
 
     #[inline(always)]
@@ -328,12 +334,28 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
         // SAFETY: see above.
         unsafe {
             if VNNI {
-                dots_vnni(numbers, first..first + N, x, start)
+                dots_vnni::<W, Self, N, M, J>(numbers, first, x, start)
             } else {
-                dots_maddubs(numbers, first..first + N, x, start)
+                dots_maddubs::<W, Self, N, M, J>(numbers, first, x, start)
             }
         }
     }
+}
+
+/// The same, of which the compiler knows no origin: it keeps such bytes in a register where it would load them again for
+/// each use. These machines have 16 registers and load two vectors a cycle, which is what one row's products wait for.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn opaque(bytes: __m256i) -> __m256i {
+    let mut bytes = bytes;
+    // SAFETY: no instruction.
+    unsafe {
+        asm!("/* {} */", inout(ymm_reg) bytes, options(pure, nomem, nostack, preserves_flags))
+    };
+    bytes
 }
 
 /// Rows `first..first + 4`, transposed within each quarter of 128 bits.
@@ -366,35 +388,82 @@ unsafe fn four(x: *const i8) -> __m256i {
     unsafe { _mm256_set1_epi32(x.cast::<i32>().read_unaligned()) }
 }
 
+/// The step that is `index`th in the best order.
+#[inline(always)]
+fn ordered<W: Numbers<S>, S: Simd>(index: usize) -> usize {
+    match W::ORDER {
+        Some(order) => order[index],
+        None => index,
+    }
+}
+
+/// `$step` for each of N steps, unrolled here: where steps differ, the compiler leaves a loop with branches.
+macro_rules! unrolled {
+    ($n:ident, $index:ident => $step:block) => { unrolled!($n, $index => $step; 0, 1, 2, 3, 4, 5, 6, 7) };
+    ($n:ident, $index:ident => $step:block; $($value:literal),*) => {
+        $(if $value < $n {
+            let $index: usize = $value;
+            $step
+        })*
+    };
+}
+
 /// # Safety
 /// As `Simd::dots`; the machine has AVX-VNNI.
 #[inline(always)]
-unsafe fn dots_vnni<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, const J: usize>(
+unsafe fn dots_vnni<
+    W: Numbers<S>,
+    S: Simd<B = __m256i>,
+    const N: usize,
+    const M: usize,
+    const J: usize,
+>(
     numbers: &W,
-    steps: Range<usize>,
+    first: usize,
     x: &[*const i8; M],
     start: [__m256i; M],
 ) -> [[__m256i; J]; M] {
     // SAFETY: the caller's.
     unsafe {
-        let zero = _mm256_setzero_si256();
         let mut sums = [[start[0]; J]; M];
         for m in 1..M {
             sums[m] = [start[m]; J];
         }
-        for step in steps {
-            let mut bytes = [zero; J];
-            for j in 0..J {
-                bytes[j] = numbers.step(j, step);
+        if M > 1 && W::BITS != 6 {
+            for index in 0..N {
+                add_vnni::<W, S, M, J>(numbers, first + index, x, &mut sums);
             }
-            for m in 0..M {
-                let four = four(x[m].add(4 * step));
-                for j in 0..J {
-                    sums[m][j] = _mm256_dpbusd_avx_epi32(sums[m][j], bytes[j], four);
-                }
-            }
+        } else {
+            unrolled!(N, index => { add_vnni::<W, S, M, J>(numbers, first + index, x, &mut sums) });
         }
         sums
+    }
+}
+
+/// Add a step's products, the `index`th in the best order.
+///
+/// # Safety
+/// As `dots_vnni`.
+#[inline(always)]
+unsafe fn add_vnni<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, const J: usize>(
+    numbers: &W,
+    index: usize,
+    x: &[*const i8; M],
+    sums: &mut [[__m256i; J]; M],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let step = ordered::<W, S>(index);
+        let mut bytes = [_mm256_setzero_si256(); J];
+        for j in 0..J {
+            bytes[j] = numbers.step(j, step);
+        }
+        for m in 0..M {
+            let four = four(x[m].add(4 * step));
+            for j in 0..J {
+                sums[m][j] = _mm256_dpbusd_avx_epi32(sums[m][j], bytes[j], four);
+            }
+        }
     }
 }
 
@@ -403,47 +472,94 @@ unsafe fn dots_vnni<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, const J
 /// # Safety
 /// As `Simd::dots`.
 #[inline(always)]
-unsafe fn dots_maddubs<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, const J: usize>(
+unsafe fn dots_maddubs<
+    W: Numbers<S>,
+    S: Simd<B = __m256i>,
+    const N: usize,
+    const M: usize,
+    const J: usize,
+>(
     numbers: &W,
-    steps: Range<usize>,
+    first: usize,
     x: &[*const i8; M],
     start: [__m256i; M],
 ) -> [[__m256i; J]; M] {
     // SAFETY: the caller's.
     unsafe {
-        let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
         let run = const { steps_in_16_bits(W::BITS) };
         let mut sums = [[start[0]; J]; M];
         for m in 1..M {
             sums[m] = [start[m]; J];
         }
-        for first in steps.clone().step_by(run) {
-            let mut short = [[zero; J]; M];
-            for step in first..steps.end.min(first + run) {
-                let mut bytes = [zero; J];
-                for j in 0..J {
-                    bytes[j] = numbers.step(j, step);
-                }
-                for m in 0..M {
-                    let four = four(x[m].add(4 * step));
-                    for j in 0..J {
-                        let pairs = if W::BITS == 8 {
-                            signed_pairs(bytes[j], four)
-                        } else {
-                            _mm256_maddubs_epi16(bytes[j], four)
-                        };
-                        short[m][j] = _mm256_add_epi16(short[m][j], pairs);
-                    }
-                }
+        let mut short = [[_mm256_setzero_si256(); J]; M];
+        if M > 1 && run >= N {
+            for index in 0..N {
+                add_maddubs::<W, S, M, J>(numbers, first + index, x, &mut short);
             }
-            for m in 0..M {
-                for j in 0..J {
-                    let wide = _mm256_madd_epi16(short[m][j], ones);
-                    sums[m][j] = _mm256_add_epi32(sums[m][j], wide);
+            widen(&mut short, &mut sums);
+        } else {
+            unrolled!(N, index => {
+                add_maddubs::<W, S, M, J>(numbers, first + index, x, &mut short);
+                if (index + 1).is_multiple_of(run) || index + 1 == N {
+                    widen(&mut short, &mut sums);
                 }
-            }
+            });
         }
         sums
+    }
+}
+
+/// Add a step's products, the `index`th in the best order, in 16 bits.
+///
+/// # Safety
+/// As `dots_maddubs`.
+#[inline(always)]
+unsafe fn add_maddubs<W: Numbers<S>, S: Simd<B = __m256i>, const M: usize, const J: usize>(
+    numbers: &W,
+    index: usize,
+    x: &[*const i8; M],
+    short: &mut [[__m256i; J]; M],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let step = ordered::<W, S>(index);
+        let mut bytes = [_mm256_setzero_si256(); J];
+        for j in 0..J {
+            bytes[j] = numbers.step(j, step);
+        }
+        for m in 0..M {
+            let four = four(x[m].add(4 * step));
+            for j in 0..J {
+                let pairs = if W::BITS == 8 {
+                    signed_pairs(bytes[j], four)
+                } else {
+                    _mm256_maddubs_epi16(bytes[j], four)
+                };
+                short[m][j] = _mm256_add_epi16(short[m][j], pairs);
+            }
+        }
+    }
+}
+
+/// Add what was summed in 16 bits, which are zero then.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn widen<const M: usize, const J: usize>(
+    short: &mut [[__m256i; J]; M],
+    sums: &mut [[__m256i; J]; M],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        for m in 0..M {
+            for j in 0..J {
+                let wide = _mm256_madd_epi16(short[m][j], ones);
+                sums[m][j] = _mm256_add_epi32(sums[m][j], wide);
+                short[m][j] = _mm256_setzero_si256();
+            }
+        }
     }
 }
 

@@ -263,27 +263,33 @@ impl<const TILES: bool> Simd for Zmm<TILES> {
     }
 
     #[inline(always)]
-    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+    unsafe fn splat_bytes(value: u8) -> __m512i {
         // SAFETY: see above.
-        unsafe { _mm512_or_si512(a, b) }
+        unsafe { _mm512_set1_epi8(value.cast_signed()) }
     }
 
     #[inline(always)]
-    unsafe fn and(a: __m512i, mask: u8) -> __m512i {
+    unsafe fn xor(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: see above.
-        unsafe { _mm512_and_si512(a, _mm512_set1_epi8(mask.cast_signed())) }
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m512i, mask: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_and_si512(a, mask) }
+    }
+
+    #[inline(always)]
+    unsafe fn and_not(a: __m512i, mask: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_andnot_si512(mask, a) }
     }
 
     #[inline(always)]
     unsafe fn shift_right<const BITS: i32>(a: __m512i) -> __m512i {
         // SAFETY: see above.
         unsafe { _mm512_srl_epi16(a, _mm_cvtsi32_si128(BITS)) }
-    }
-
-    #[inline(always)]
-    unsafe fn shift_left<const BITS: i32>(a: __m512i) -> __m512i {
-        // SAFETY: see above.
-        unsafe { _mm512_sll_epi16(a, _mm_cvtsi32_si128(BITS)) }
     }
 
     #[inline(always)]

@@ -33,6 +33,9 @@ pub fn prefetch<T>(source: *const T, count: usize) {
 pub trait Numbers<S: Simd> {
     /// Bits of the numbers: 4, 5, 6 (unsigned) or 8 (signed, moved by `S::BIAS`).
     const BITS: usize;
+    /// The order in which steps are asked for best: what the same bytes hold follows each other, so that few registers
+    /// hold it; none: as they come. Steps of each half stay within it.
+    const ORDER: Option<[usize; STEPS]> = None;
 
     /// Four columns of vector `vector` in step `step`, a row's side by side.
     ///
@@ -118,11 +121,12 @@ pub trait Simd: Copy + 'static {
 
     unsafe fn load_bytes(source: *const u8) -> Self::B;
     unsafe fn store_bytes(target: *mut u8, value: Self::B);
-    unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
-    unsafe fn and(a: Self::B, mask: u8) -> Self::B;
-    /// Each byte shifted, or each pair of bytes as one: users mask what moved between them.
+    unsafe fn splat_bytes(value: u8) -> Self::B;
+    unsafe fn xor(a: Self::B, b: Self::B) -> Self::B;
+    unsafe fn and(a: Self::B, mask: Self::B) -> Self::B;
+    unsafe fn and_not(a: Self::B, mask: Self::B) -> Self::B;
+    /// Each byte shifted, or each pair of bytes as one: bits that would move from one to the other are zero.
     unsafe fn shift_right<const BITS: i32>(a: Self::B) -> Self::B;
-    unsafe fn shift_left<const BITS: i32>(a: Self::B) -> Self::B;
     /// 8-bit numbers moved by `BIAS`.
     unsafe fn bias(a: Self::B) -> Self::B;
 

@@ -266,27 +266,33 @@ impl<const DOT: bool> Simd for Quad<DOT> {
     }
 
     #[inline(always)]
-    unsafe fn or(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+    unsafe fn splat_bytes(value: u8) -> uint8x16_t {
         // SAFETY: see above.
-        unsafe { vorrq_u8(a, b) }
+        unsafe { vdupq_n_u8(value) }
     }
 
     #[inline(always)]
-    unsafe fn and(a: uint8x16_t, mask: u8) -> uint8x16_t {
+    unsafe fn xor(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
         // SAFETY: see above.
-        unsafe { vandq_u8(a, vdupq_n_u8(mask)) }
+        unsafe { veorq_u8(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: uint8x16_t, mask: uint8x16_t) -> uint8x16_t {
+        // SAFETY: see above.
+        unsafe { vandq_u8(a, mask) }
+    }
+
+    #[inline(always)]
+    unsafe fn and_not(a: uint8x16_t, mask: uint8x16_t) -> uint8x16_t {
+        // SAFETY: see above.
+        unsafe { vbicq_u8(a, mask) }
     }
 
     #[inline(always)]
     unsafe fn shift_right<const BITS: i32>(a: uint8x16_t) -> uint8x16_t {
         // SAFETY: see above.
         unsafe { vshrq_n_u8::<BITS>(a) }
-    }
-
-    #[inline(always)]
-    unsafe fn shift_left<const BITS: i32>(a: uint8x16_t) -> uint8x16_t {
-        // SAFETY: see above.
-        unsafe { vshlq_n_u8::<BITS>(a) }
     }
 
     #[inline(always)]

@@ -211,23 +211,28 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn or(a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
-        std::array::from_fn(|i| a[i] | b[i])
+    unsafe fn splat_bytes(value: u8) -> [u8; 32] {
+        [value; 32]
     }
 
     #[inline(always)]
-    unsafe fn and(a: [u8; 32], mask: u8) -> [u8; 32] {
-        a.map(|a| a & mask)
+    unsafe fn xor(a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
+        std::array::from_fn(|i| a[i] ^ b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: [u8; 32], mask: [u8; 32]) -> [u8; 32] {
+        std::array::from_fn(|i| a[i] & mask[i])
+    }
+
+    #[inline(always)]
+    unsafe fn and_not(a: [u8; 32], mask: [u8; 32]) -> [u8; 32] {
+        std::array::from_fn(|i| a[i] & !mask[i])
     }
 
     #[inline(always)]
     unsafe fn shift_right<const BITS: i32>(a: [u8; 32]) -> [u8; 32] {
         a.map(|a| a >> BITS)
-    }
-
-    #[inline(always)]
-    unsafe fn shift_left<const BITS: i32>(a: [u8; 32]) -> [u8; 32] {
-        a.map(|a| a << BITS)
     }
 
     #[inline(always)]
