@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
-from octavo import LLM, SamplingParams, _core
+from octavo import _core
 
 DRIVER = "tests.worker.instruction_sets_driver"
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,39 +40,6 @@ def test_every_instruction_set_gives_the_same(folder: Path, quantization: str, t
         assert [result["tokens"] for result in found] == [result["tokens"] for result in want], instructions
         for ours, theirs in zip(found, want, strict=True):
             np.testing.assert_allclose(ours["logprobs"], theirs["logprobs"], atol=tolerance, err_msg=instructions)
-
-
-@pytest.fixture(scope="module")
-def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights enough for two threads to share one token's step (9.4 million)."""
-    config = transformers.LlamaConfig(
-        vocab_size=131,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
-    torch.manual_seed(3)
-    path = tmp_path_factory.mktemp("large")
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    return path
-
-
-@pytest.mark.parametrize("quantization", ["none", "int4"])
-def test_threads_change_nothing(large_folder: Path, quantization: str) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1, detokenize=False, ignore_eos=True)
-    found = []
-    for threads in (1, 2, 3):
-        options: dict[str, Any] = {"block_size": 4, "num_gpu_blocks_override": 128, "cpu_threads": threads}
-        with LLM(str(large_folder), runner="embedded", dtype="float32", quantization=quantization, **options) as llm:
-            results = llm.generate([[5, 9, 17], list(range(20, 90))], params)
-        outputs = [result.outputs[0] for result in results]
-        found.append([(o.token_ids, [next(iter(p.values())).logprob for p in o.logprobs or ()]) for o in outputs])
-    assert len(found[0][0][1]) == 24
-    assert found[1] == found[0]
-    assert found[2] == found[0]
 
 
 def test_instructions_that_are_not_there_are_refused() -> None:

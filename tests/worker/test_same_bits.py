@@ -28,6 +28,7 @@ OPTIONS: dict[str, Any] = {
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 ALONE: dict[str, Any] = {"max_num_seqs": 1, "cpu_threads": 1, "speculative_config": "off"}
 OTHERS: dict[str, dict[str, Any]] = {
+    "on threads": {**ALONE, "cpu_threads": 2},
     "together": {"cpu_threads": 1, "speculative_config": "off"},
     "in chunks": {"cpu_threads": 2, "speculative_config": "off", "max_num_batched_tokens": 16},
     "with drafts": {"cpu_threads": 1, "speculative_config": NGRAM},
@@ -50,7 +51,7 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=131,
         hidden_size=320,
         intermediate_size=1312,
-        num_hidden_layers=4,
+        num_hidden_layers=6,
         num_attention_heads=5,
         num_key_value_heads=1,
         max_position_embeddings=512,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use crate::lines::large_pages;
 
 /// Bytes of a chunk: what is not used of a process's last one is not touched. In debug builds each piece has a chunk of its
-/// own, so that AddressSanitizer and Miri see where it ends.
+/// own, so that `AddressSanitizer` and Miri see where it ends.
 const CHUNK_BYTES: usize = if cfg!(debug_assertions) { 0 } else { 8 << 20 };
 const LARGE_PAGE: usize = 2 << 20;
 const LINE: usize = 64;

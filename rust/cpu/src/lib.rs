@@ -23,16 +23,12 @@ pub mod kv_write;
 pub mod limits;
 mod lines;
 pub mod matrix;
-mod narrow;
-mod plan;
 pub mod pool;
 pub mod sampling;
 mod scratch;
-mod segment;
 pub mod shared;
 mod signal;
 mod simd;
-mod wide;
 
 pub use activations::Activations;
 pub use attention::{AttentionArgs, paged_attention};

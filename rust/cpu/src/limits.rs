@@ -84,7 +84,7 @@ impl Reading {
                 (self.read)(
                     self.memory.start::<u8>().add(piece + part.start),
                     part.len(),
-                )
+                );
             };
         });
         start.elapsed()

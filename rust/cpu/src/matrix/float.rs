@@ -1,7 +1,7 @@
 //! Tiles of a product of float weights: widened to f32 on the way in, everything f32.
 
 use super::format::{Format, GROUP};
-use super::integer::Kind;
+use super::kind::Kind;
 use super::product::{Product, Tile};
 use crate::simd::{Simd, prefetch};
 

@@ -6,10 +6,14 @@
 
 mod float;
 pub mod format;
-pub(crate) mod integer;
+mod integer;
+mod kernels;
+mod kind;
 mod pack;
+mod packed;
 mod panel;
-pub(crate) mod product;
+mod pass;
+mod product;
 mod quantize;
 
 use std::ops::Range;
@@ -29,7 +33,7 @@ pub struct Matrix {
     format: Format,
     n: usize,
     k: usize,
-    run: product::Run,
+    run: kernels::Run,
     /// Packed numbers of a group, bytes.
     stride: usize,
     numbers: Piece,
@@ -97,7 +101,7 @@ impl Matrix {
     /// The same with chosen instructions, which the machine must have (others fall back to the best).
     #[must_use]
     pub fn with_isa(mut self, isa: Isa) -> Matrix {
-        self.run = product::kernel(self.format, isa.or_best());
+        self.run = kernels::kernel(self.format, isa.or_best());
         self
     }
 
@@ -106,15 +110,15 @@ impl Matrix {
         let units = self.n.div_ceil(UNIT);
         let (index, threads) = (team.index(), team.num_threads());
         // With few units for many threads, threads also share out the input's rows.
-        let across = if units >= 4 * threads || num_rows < 2 * product::ROWS {
+        let across = if units >= 4 * threads || num_rows < 2 * kernels::ROWS {
             1
         } else {
             (2..=threads)
                 .rev()
-                .find(|&a| threads.is_multiple_of(a) && num_rows >= a * product::ROWS)
+                .find(|&a| threads.is_multiple_of(a) && num_rows >= a * kernels::ROWS)
                 .unwrap_or(1)
         };
-        let rows = share(num_rows, product::ROWS, index % across, across);
+        let rows = share(num_rows, kernels::ROWS, index % across, across);
         (rows, share(self.n, UNIT, index / across, threads / across))
     }
 
@@ -132,7 +136,7 @@ impl Matrix {
             return;
         }
         // SAFETY: sizes are checked; the caller's promise.
-        unsafe { product::run(self, input, output, rows, columns) };
+        unsafe { kernels::run(self, input, output, rows, columns) };
     }
 
     /// The product of `x` `[rows, k]` on all threads of a pool, into `out` `[rows, n]`: for tests and lone products.

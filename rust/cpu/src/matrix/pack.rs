@@ -1,7 +1,7 @@
 //! From source bytes to the packed form, and one row back.
 
 use super::format::{Format, GROUP};
-use super::{Matrix, product};
+use super::{Matrix, kernels};
 use crate::chunks::Piece;
 use crate::element::{Bf16, Element, F16};
 use crate::error::KernelError;
@@ -69,7 +69,7 @@ impl Matrix {
             format,
             n,
             k,
-            run: product::kernel(format, Isa::best()),
+            run: kernels::kernel(format, Isa::best()),
             stride,
             numbers: Piece::zeroed(groups * stride),
             scale_stride,

@@ -6,8 +6,10 @@
 
 use std::marker::PhantomData;
 
-use super::integer::{Kind, Packed, Source, has_minima};
-use super::product::{Pass, Product};
+use super::kind::{Kind, has_minima};
+use super::packed::{Packed, Source};
+use super::pass::Pass;
+use super::product::Product;
 use crate::scratch::with_scratch;
 use crate::simd::{Numbers, STEPS, Simd};
 

@@ -353,7 +353,7 @@ unsafe fn opaque(bytes: __m256i) -> __m256i {
     let mut bytes = bytes;
     // SAFETY: no instruction.
     unsafe {
-        asm!("/* {} */", inout(ymm_reg) bytes, options(pure, nomem, nostack, preserves_flags))
+        asm!("/* {} */", inout(ymm_reg) bytes, options(pure, nomem, nostack, preserves_flags));
     };
     bytes
 }

@@ -4,11 +4,11 @@
 
 use std::ops::Range;
 
-use crate::attention::{Call, first_lane};
+use super::call::{Call, first_lane};
+use super::plan::Item;
+use super::segment::{self, Seen, chunks, segments};
 use crate::element::Element;
-use crate::plan::Item;
 use crate::scratch::{CHUNK, Scratch};
-use crate::segment::{self, Seen, chunks, segments};
 use crate::simd::{GROUP, Simd, prefetch};
 
 /// Pairs that fit in registers; with more, lanes of queries (wide.rs) do better.

@@ -1,15 +1,14 @@
-//! Checks one call's indices (sizes: checks.rs), and cuts it into work items.
+//! Checks one call's indices (sizes: args.rs), and cuts it into work items.
 //!
 //! Everything that kernels later use as an index is copied here after it has been checked, so nobody can change it in
 //! between.
 
 use std::ops::Range;
 
-use crate::attention::AttentionArgs;
-use crate::checks::check_sizes;
+use super::args::{AttentionArgs, check_sizes};
+use super::segment::segments;
 use crate::error::KernelError;
 use crate::scratch::MAX_ROWS;
-use crate::segment::segments;
 
 /// Work items per thread below which long rows are split.
 const ITEMS_PER_THREAD: usize = 4;

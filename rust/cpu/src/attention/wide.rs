@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use crate::attention::Call;
+use super::call::Call;
+use super::plan::Item;
+use super::segment::{self, Seen, chunks, segments};
 use crate::element::Element;
-use crate::plan::Item;
 use crate::scratch::{CHUNK, Scratch};
-use crate::segment::{self, Seen, chunks, segments};
 use crate::simd::{GROUP, Simd};
 
 /// Keys (or dimensions) that the product kernels handle at once.
