@@ -19,6 +19,7 @@ FACTS = {
     "vocab_size": 10,
     "max_logprobs": 3,
     "cache_groups": [("all", 0)],
+    "images": None,
 }
 
 

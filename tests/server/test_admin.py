@@ -166,6 +166,9 @@ async def test_settings(admin: httpx.AsyncClient, context: ServerContext, llm: F
     for body in ({"port": 1}, {"log_level": "loud"}, {"log_requests": "yes"}, {"drain_timeout_s": -1}):
         refused = await admin.patch("/admin/settings", json=body)
         assert refused.status_code == 400, body
+        error = refused.json()["error"]
+        assert error["param"] in body
+        assert error["message"].startswith(error["param"])
     assert context.settings.drain_timeout_s == 30
 
 

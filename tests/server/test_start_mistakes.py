@@ -13,7 +13,7 @@ from octavo.errors import ConfigError, OctavoError
 from octavo.server.batch.database import Database
 from octavo.server.context import ServerContext
 from octavo.server.listening import listen, listen_as_asked
-from octavo.server.start import check_admin
+from octavo.server.start import check_admin, check_needs
 
 
 def test_mistakes_are_found_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -39,6 +39,16 @@ def test_options_of_admin_routes_that_are_not_there_are_refused() -> None:
         check_admin(ServerConfig(admin_port=0))
     with pytest.raises(ConfigError, match=r"^--profile-dir needs --admin-key \(or OCTAVO_ADMIN_KEY\)$"):
         check_admin(ServerConfig(profile_dir="traces"))
+
+
+def test_options_without_the_one_that_they_are_about_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    check_needs(ServerConfig(batch_dir="batches", batch_concurrency=2, responses_store=5, responses_store_bytes=9))
+    assert not caplog.records
+    check_needs(ServerConfig(batch_concurrency=2, max_tool_turns=3))
+    assert [record.getMessage() for record in caplog.records] == [
+        "--batch-concurrency does nothing without --batch-dir",
+        "--max-tool-turns does nothing without --tool-server",
+    ]
 
 
 def test_a_file_for_a_folder_is_told_in_few_words(tmp_path: Path) -> None:

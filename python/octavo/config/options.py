@@ -78,18 +78,20 @@ def _fits(value: Any, hint: Any) -> bool:
     return False
 
 
-def check_value(opt: Option, value: Any) -> None:
-    """Raise `ConfigError` when a value has the wrong type, is out of range, or is no choice of the option."""
+def check_value(opt: Option, value: Any, shown: str | None = None) -> None:
+    """Raise `ConfigError` when a value has the wrong type, is out of range, or is no choice of the option, which the
+    message calls by its flag, or as `shown`."""
+    name = shown or opt.flag
     if not _fits(value, opt.type):
-        raise ConfigError(f"{opt.flag}: {value!r} is not a valid value ({opt.help})", opt.name)
+        raise ConfigError(f"{name}: {value!r} is not a valid value ({opt.help})", opt.name)
     if opt.choices and value not in opt.choices:
-        raise ConfigError(f"{opt.flag}: {value!r} is not one of {', '.join(opt.choices)}", opt.name)
+        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(opt.choices)}", opt.name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         if opt.low is not None and not value >= opt.low:
-            raise ConfigError(f"{opt.flag}: {value} is below the least value, {opt.low:g}", opt.name)
+            raise ConfigError(f"{name}: {value} is below the least value, {opt.low:g}", opt.name)
         high = MAX_INT if opt.high is None and isinstance(value, int) else opt.high
         if high is not None and not value <= high:
-            raise ConfigError(f"{opt.flag}: {value} is above the greatest value, {high}", opt.name)
+            raise ConfigError(f"{name}: {value} is above the greatest value, {high}", opt.name)
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -99,7 +101,7 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def changed(config: EngineConfig | ServerConfig) -> dict[str, Any]:
-    """The values that differ from the defaults, flat; for the one log line at start."""
+    """The values that differ from the defaults, by option."""
     out: dict[str, Any] = {}
     trees = asdict(config)
     sections = {"server": trees} if isinstance(config, ServerConfig) else trees

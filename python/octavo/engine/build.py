@@ -12,6 +12,7 @@ from typing import Protocol
 
 from octavo._core import Core, CoreConfig
 from octavo.config import EngineConfig, ExecutionConfig
+from octavo.engine.idle_options import log_idle_options
 from octavo.engine.loop import EngineLoop
 from octavo.pooling.recipe import choose_task
 from octavo.protocol import ModelFacts, Progress
@@ -91,6 +92,7 @@ def build_engine(config: EngineConfig, progress: Progress, *, bounded: bool = Tr
     if task != "generate":
         return _build_pooling(config, task, progress)
     runner = make_runner(config, progress)
+    log_idle_options(config, runner.config, task, runner.facts)
     core = Core(core_config(runner, bounded=bounded))
     if runner.facts.tokenizer_path is not None:
         tokenizer = Path(runner.facts.tokenizer_path) / "tokenizer.json"
@@ -104,4 +106,5 @@ def _build_pooling(config: EngineConfig, task: str, progress: Progress) -> Loop:
     from octavo.pooling.runner import PoolingRunner
 
     runner = PoolingRunner(config, task, progress)
+    log_idle_options(config, runner.config, task, runner.facts)
     return PoolingLoop(runner, Core(core_config(runner)))

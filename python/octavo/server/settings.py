@@ -30,5 +30,5 @@ class Settings:
         for name, value in values.items():
             if name not in known:
                 raise RequestError(f"{name[:64]} can't be changed at run time; what can: {', '.join(known)}", name[:64])
-            check_value(options[name], value)
+            check_value(options[name], value, name)
         return replace(self, **values)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,7 +55,8 @@ RUNNERS = {
 
 
 def make_runner(config: EngineConfig, progress: Progress) -> Runner:
-    """Build the runner that `config.execution.runner` names. Errors: ConfigError, ModelError."""
+    """Build the runner that `config.execution.runner` names; where that is "auto", the runner's config says which it
+    is. Errors: ConfigError, ModelError."""
     name = config.execution.runner
     if name == "auto":
         from octavo.worker.choice import choose_runner
@@ -62,4 +64,4 @@ def make_runner(config: EngineConfig, progress: Progress) -> Runner:
         name = choose_runner(config, progress)
     module, attribute = RUNNERS[name].split(":")
     factory: Callable[[EngineConfig, Progress], Runner] = getattr(import_module(module), attribute)
-    return factory(config, progress)
+    return factory(replace(config, execution=replace(config.execution, runner=name)), progress)

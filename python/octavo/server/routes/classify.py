@@ -14,8 +14,8 @@ from octavo.pooling.answers import Rows, activate
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
 from octavo.server.pooling_call import Usage, answer, id_of
-from octavo.server.schema.parse import parse
 from octavo.server.schema.pooling import ClassifyRequest, input_list
+from octavo.server.schema.unknown import parse_body
 
 
 async def classify(request: Request) -> Response:
@@ -23,7 +23,7 @@ async def classify(request: Request) -> Response:
     context = ServerContext.of(request)
     context.check_task("classify", "score")
     body, size_bytes = await read_json(request)
-    wanted = parse(ClassifyRequest, body)
+    wanted = parse_body(ClassifyRequest, body)
     model = context.check_model(wanted.model)
     work = partial(context.input_encoder.encode, truncate=wanted.truncate_prompt_tokens)
     inputs = await context.admit_text(work, input_list(wanted.input), size_bytes=size_bytes)

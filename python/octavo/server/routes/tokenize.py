@@ -13,8 +13,8 @@ from octavo.errors import RequestError
 from octavo.server.body import read_json
 from octavo.server.context import ServerContext
 from octavo.server.images import TurnImages, extract
-from octavo.server.schema.parse import parse
 from octavo.server.schema.tokenize import DetokenizeRequest, TokenizeRequest, parse_tokenize
+from octavo.server.schema.unknown import parse_body
 
 
 async def tokenize(request: Request) -> JSONResponse:
@@ -54,7 +54,7 @@ async def detokenize(request: Request) -> JSONResponse:
     context = ServerContext.of(request)
     context.check_ready()
     body, size_bytes = await read_json(request)
-    wanted = parse(DetokenizeRequest, body)
+    wanted = parse_body(DetokenizeRequest, body)
     context.check_model(wanted.model)
     tokenizer = context.llm.tokenizer
     if tokenizer is None:

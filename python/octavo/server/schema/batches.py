@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import RequestError
-from octavo.server.schema.parse import parse
 from octavo.server.schema.responses import check_metadata
+from octavo.server.schema.unknown import parse_body
 
 UNITS_S = {"m": 60, "h": 3600, "d": 24 * 3600}
 MAX_WINDOW_S = 30 * 24 * 3600
@@ -56,7 +56,7 @@ class BatchRequest:
 
 def parse_batch(body: Mapping[str, Any], endpoints: Sequence[str]) -> BatchRequest:
     """Check a body. `RequestError` names the field at fault."""
-    wanted = parse(BatchRequest, body)
+    wanted = parse_body(BatchRequest, body)
     if wanted.endpoint not in endpoints:
         raise RequestError(f"endpoint must be one of {', '.join(endpoints)}", param="endpoint")
     if not 0 < wanted.window_s <= MAX_WINDOW_S:

@@ -10,10 +10,10 @@ from octavo.chat_template import check_template_kwargs
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.events import ToolName, TurnRequest
-from octavo.server.schema.parse import parse
-from octavo.server.schema.refused import refuse_unsupported
+from octavo.server.schema.refused import REFUSED, refuse_unsupported
 from octavo.server.schema.response_format import constraint
-from octavo.server.schema.sampling import CommonRequest, sampling_params
+from octavo.server.schema.sampling import FIELDS, CommonRequest, sampling_params
+from octavo.server.schema.unknown import parse_body
 from octavo.server.schema.words import renamed
 
 
@@ -62,7 +62,7 @@ class ChatRequest(CommonRequest):
 def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[ChatRequest, TurnRequest]:
     """Check a body. `RequestError` names the field at fault."""
     refuse_unsupported(body)
-    request = parse(ChatRequest, body)
+    request = parse_body(ChatRequest, body, (*FIELDS, *REFUSED))
     request.check(body)
     if not request.messages:
         raise RequestError("messages must not be empty", param="messages")

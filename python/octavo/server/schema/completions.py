@@ -8,10 +8,10 @@ from typing import Any
 
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
-from octavo.server.schema.parse import parse
-from octavo.server.schema.refused import refuse_unsupported
+from octavo.server.schema.refused import REFUSED, refuse_unsupported
 from octavo.server.schema.response_format import constraint
-from octavo.server.schema.sampling import CommonRequest, sampling_params
+from octavo.server.schema.sampling import FIELDS, CommonRequest, sampling_params
+from octavo.server.schema.unknown import parse_body
 
 # Most sequences (prompts x n) of one call.
 MAX_SEQUENCES = 1024
@@ -42,7 +42,7 @@ class CompletionRequest(CommonRequest):
 def parse_completion(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[CompletionRequest, SamplingParams]:
     """Check a body. `RequestError` names the field at fault."""
     refuse_unsupported(body)
-    request = parse(CompletionRequest, body)
+    request = parse_body(CompletionRequest, body, (*FIELDS, *REFUSED))
     request.check(body)
     own: dict[str, Any] = {
         "max_tokens": 16 if request.max_tokens is None else request.max_tokens,

@@ -14,9 +14,9 @@ from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.anthropic.conversation import to_chat
 from octavo.server.events import ToolName, TurnRequest
-from octavo.server.schema.parse import parse
 from octavo.server.schema.response_format import beside
-from octavo.server.schema.sampling import sampling_params
+from octavo.server.schema.sampling import FIELDS, sampling_params
+from octavo.server.schema.unknown import parse_body
 from octavo.server.schema.words import renamed
 from octavo.structured_outputs import StructuredOutputs
 
@@ -112,7 +112,7 @@ def parse_messages(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
     for name, message in REFUSED.items():
         if body.get(name) not in (None, [], {}):
             raise RequestError(f"{name} {message}", param=name, code="unsupported")
-    wanted = parse(MessagesRequest, body)
+    wanted = parse_body(MessagesRequest, body, (*FIELDS, *REFUSED))
     if wanted.cache_salt is not None and not 1 <= len(wanted.cache_salt) <= 1024:
         raise RequestError("cache_salt must have 1 to 1024 characters", param="cache_salt")
     if not -(2**31) <= wanted.priority < 2**31:
@@ -134,7 +134,7 @@ def parse_messages(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
 
 def parse_count(body: Mapping[str, Any]) -> tuple[CountRequest, TurnRequest]:
     """The same for a call that only counts the prompt's tokens."""
-    wanted = parse(CountRequest, body)
+    wanted = parse_body(CountRequest, body)
     return wanted, _turn(wanted, SamplingParams())
 
 

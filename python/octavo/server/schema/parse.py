@@ -1,6 +1,6 @@
 """JSON bodies to frozen dataclasses, by their type hints: the hints are the table, nothing else is.
 
-null means "not given". Unknown fields are ignored, as clients of other servers send many. A wrong type is a
+null means "not given". Unknown fields are ignored here (unknown.py names them in the log). A wrong type is a
 `RequestError` that names the field; ranges are checked by who owns the value (`SamplingParams`).
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.errors import RequestError
 from octavo.pooling.work import check_dimensions, pair_up
-from octavo.server.schema.parse import parse
+from octavo.server.schema.unknown import parse_body
 
 MAX_INPUTS = 2048
 """Texts (or pairs) of one call, as OpenAI allows."""
@@ -68,7 +68,7 @@ class ScoreRequest:
 
 def parse_embedding(body: Mapping[str, Any], num_dimensions: int) -> EmbeddingRequest:
     """Check a body. `RequestError` names the field at fault."""
-    request = parse(EmbeddingRequest, body)
+    request = parse_body(EmbeddingRequest, body)
     if request.encoding_format not in FORMATS:
         raise RequestError(f"encoding_format must be one of {', '.join(FORMATS)}", "encoding_format")
     if request.dimensions is not None:
@@ -92,7 +92,7 @@ def input_list(given: str | list[int] | list[str | list[int]]) -> list[str | lis
 
 def parse_rerank(body: Mapping[str, Any]) -> tuple[RerankRequest, list[str]]:
     """(the request, its documents' texts). `RequestError` names the field at fault."""
-    request = parse(RerankRequest, body)
+    request = parse_body(RerankRequest, body)
     _check_count(len(request.documents), "documents")
     if request.top_n is not None and request.top_n < 1:
         raise RequestError("top_n must be at least 1", "top_n")
@@ -101,7 +101,7 @@ def parse_rerank(body: Mapping[str, Any]) -> tuple[RerankRequest, list[str]]:
 
 def parse_score(body: Mapping[str, Any]) -> tuple[ScoreRequest, list[tuple[str, str]]]:
     """(the request, its pairs). `RequestError` names the field at fault."""
-    request = parse(ScoreRequest, body)
+    request = parse_body(ScoreRequest, body)
     names = ("queries", "documents") if request.text_1 is None and request.text_2 is None else ("text_1", "text_2")
     first, second = (_texts(getattr(request, name), name) for name in names)
     return request, pair_up(first, second, names)

@@ -12,9 +12,9 @@ from typing import Any
 from octavo.chat_template import check_template_kwargs
 from octavo.errors import RequestError
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
-from octavo.server.schema.parse import parse
 from octavo.server.schema.response_format import beside
-from octavo.server.schema.sampling import sampling_params
+from octavo.server.schema.sampling import FIELDS, sampling_params
+from octavo.server.schema.unknown import parse_body
 from octavo.server.schema.words import renamed
 from octavo.structured_outputs import StructuredOutputs
 
@@ -140,7 +140,7 @@ def parse_responses(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tup
     for name, message in REFUSED.items():
         if body.get(name) not in (None, [], {}):
             raise RequestError(f"{name} {message}", param=name, code="unsupported")
-    wanted = parse(ResponsesRequest, body)
+    wanted = parse_body(ResponsesRequest, body, (*FIELDS, *REFUSED))
     _check(wanted)
     own: dict[str, Any] = {"max_tokens": wanted.max_output_tokens}
     if wanted.wants_logprobs or wanted.top_logprobs is not None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from octavo.chat_template import check_template_kwargs
 from octavo.errors import RequestError
-from octavo.server.schema.parse import parse
-from octavo.server.schema.refused import refuse_unsupported
+from octavo.server.schema.refused import REFUSED, refuse_unsupported
+from octavo.server.schema.unknown import parse_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class DetokenizeRequest:
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
     """Check a body. `RequestError` names the field at fault."""
     refuse_unsupported(body)
-    request = parse(TokenizeRequest, body)
+    request = parse_body(TokenizeRequest, body, REFUSED)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     check_template_kwargs(request.chat_template_kwargs or {})
