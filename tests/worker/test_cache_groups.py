@@ -112,13 +112,29 @@ NEMOTRON_H_8B = {
 }
 
 
-def test_states_and_keys_share_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """24 layers with states, 4 that attend: seven groups of four, whose blocks have room for either."""
+def nemotron(monkeypatch: pytest.MonkeyPatch, **options: Any) -> memory.MemoryPlan:
+    """Of a GPU with 141 GB."""
     device = DeviceFacts("cuda", "GPU", 141 * GIB, 140 * GIB, 8, True)
     monkeypatch.setattr(memory, "find_device", lambda name: device)
     monkeypatch.setattr(memory, "check_backend", lambda backend, device: None)
     source = ModelSource("nemotron", None, None, NEMOTRON_H_8B, {}, None)
-    plan = memory.make_plan(make_engine_config({"model": "nemotron", "dtype": "bfloat16"}), source=source)
+    values = {"model": "nemotron", "dtype": "bfloat16", "max_num_seqs": 4096, **options}
+    return memory.make_plan(make_engine_config(values), source=source)
+
+
+def test_shorter_blocks_find_shorter_prefixes_for_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of python/octavo/models/README.md."""
+    fit = {}
+    for size in (1088, 544, 272):
+        plan = nemotron(monkeypatch, block_size=size)
+        fit[size] = [int(plan.concurrency(length)) for length in (250, 1000, 8192)]
+    assert nemotron(monkeypatch).limits.block_size == 1088
+    assert fit == {1088: [870, 870, 304], 544: [898, 449, 224], 272: [898, 392, 146]}
+
+
+def test_states_and_keys_share_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 layers with states, 4 that attend: seven groups of four, whose blocks have room for either."""
+    plan = nemotron(monkeypatch)
     assert plan.layout.keeps == (ALL, *[STATE] * 6)
     assert (plan.layout.num_lanes, len(plan.layout.layer_groups)) == (4, 28)
     state_bytes, token_bytes = 4 * (128 * 64 * 128 + 3 * (128 * 64 + 2 * 8 * 128)), 2 * 8 * 128 * 2
@@ -129,7 +145,7 @@ def test_states_and_keys_share_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = 2 * 8192 // size
     assert plan.layout.blocks_for(2 * 8192, size, 2) == longer + 1 + 6 * 2
     with pytest.raises(ConfigError, match=r"--block-size 40.*multiple of 16"):
-        memory.make_plan(make_engine_config({"model": "nemotron", "block_size": 40}), source=source)
+        nemotron(monkeypatch, block_size=40)
 
 
 def test_lanes_of_unlike_layers_fit_the_larger() -> None:

@@ -106,7 +106,9 @@ class ModelConfig:
 class CacheConfig:
     """The KV cache."""
 
-    block_size: int | None = option(None, "Tokens a block; default 16 on CPU, 64 on CUDA.", low=1, high=1024)
+    block_size: int | None = option(
+        None, "Tokens a block; default 16 on CPU, 64 on CUDA, as states ask where layers keep such.", low=1, high=4096
+    )
     num_gpu_blocks_override: int | None = option(
         None, "Number of KV blocks, instead of what memory allows.", low=2, high=1 << 30
     )
