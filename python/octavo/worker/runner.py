@@ -96,30 +96,46 @@ class TorchRunner:
     @torch.inference_mode()
     def _load(self) -> None:
         """Everything on the device whose size does not depend on the arenas."""
-        plan, limits, device = self.plan, self._limits, self._device
-        dtype = DTYPES[self.config.model.dtype]
-        execution = self.config.execution
-        self._backend = make_backend(
-            execution.attention_backend, num_threads=limits.cpu_threads, deterministic=execution.deterministic
-        )
+        self._load_model()
+        self._set_backend()
+        self._progress("memory", 0.0)
+        self._allocate_cache()
+        self._media = self._keep_images()
+        self._prepare_steps()
+        self._make_graphs()
+
+    def _load_model(self) -> None:
+        """Weights, and whether images are taken."""
+        plan, model, execution = self.plan, self.config.model, self.config.execution
         self._model = load_model(
             plan.source,
             plan.model,
-            device=device,
-            dtype=dtype,
-            load_format=self.config.model.load_format,
-            seed=self.config.model.seed,
+            device=self._device,
+            dtype=DTYPES[model.dtype],
+            load_format=model.load_format,
+            seed=model.seed,
             max_model_len=plan.max_model_len,
             decode_kernels=execution.decode_kernels,
             deterministic=execution.deterministic,
-            quantization=self.config.model.quantization,
+            quantization=model.quantization,
             progress=self._progress,
         )
-        self._image_facts, self._no_images = image_facts(self._model, plan.source.folder, self.config.media, device)
+        media, folder = self.config.media, plan.source.folder
+        self._image_facts, self._no_images = image_facts(self._model, folder, media, self._device)
+
+    def _set_backend(self) -> None:
+        """How the model's layers attend."""
+        execution = self.config.execution
+        self._backend = make_backend(
+            execution.attention_backend, num_threads=self._limits.cpu_threads, deterministic=execution.deterministic
+        )
         if self._image_facts is not None and self._image_facts.is_whole:
             self._backend = WholeImageAttention(self._backend)
         self._model.set_attention_backend(self._backend)
-        self._progress("memory", 0.0)
+
+    def _allocate_cache(self) -> None:
+        """Blocks, and what is kept a slot."""
+        plan, limits = self.plan, self._limits
         layout = plan.layout.of_model(self._model.attention_specs)
         self._kv_cache = allocate_kv_cache(
             self._model.attention_specs,
@@ -127,29 +143,34 @@ class TorchRunner:
             num_blocks=plan.num_blocks,
             block_size=limits.block_size,
             dtype=DTYPES[kv_dtype(self.config)],
-            device=device,
+            device=self._device,
         )
-        self._media = self._keep_images()
         max_blocks = math.ceil(plan.max_model_len / limits.block_size)
-        self._slots = Slots(limits.max_num_seqs, max_blocks, device, layout.layer_groups)
-        self._kernels = StepKernels(self.config.execution.attention_backend, limits.block_size)
+        self._slots = Slots(limits.max_num_seqs, max_blocks, self._device, layout.layer_groups)
+
+    def _prepare_steps(self) -> None:
+        """What comes before the forward pass and after it: kernels, rows to sample, the sampler."""
+        plan, num_slots, device = self.plan, self._limits.max_num_seqs, self._device
+        backend, dtype = self.config.execution.attention_backend, DTYPES[self.config.model.dtype]
+        self._kernels = StepKernels(backend, self._limits.block_size)
         self._fixed_rows = FixedRows(
-            self._kernels, limits.max_num_seqs, plan.model.hidden_size, dtype, device, self._slots.null_slot
+            self._kernels, num_slots, plan.model.hidden_size, dtype, device, self._slots.null_slot
         )
-        self._chunk_rows = rows_at_a_time(plan.device, self._model.vocab_size, limits.max_num_seqs)
+        self._chunk_rows = rows_at_a_time(plan.device, self._model.vocab_size, num_slots)
         self._sampler = Sampler(
             vocab_size=self._model.vocab_size,
-            num_slots=limits.max_num_seqs,
+            num_slots=num_slots,
             device=device,
-            max_fused_rows=self._chunk_rows if self.config.execution.attention_backend in GRAPH_BACKENDS else 0,
+            max_fused_rows=self._chunk_rows if backend in GRAPH_BACKENDS else 0,
         )
-        execution = self.config.execution
-        self._graphs = DecodeGraphs(execution.cuda_graph_sizes, plan.max_model_len)
-        self._mixed_graphs = MixedGraphs(
-            self._graphs, execution.cuda_graph_sizes, execution.prompt_graph_tokens or 0, plan.max_model_len
-        )
-        together_sizes = execution.cuda_graph_sizes if self._model.reads_together else []
-        self._together_graphs = TogetherGraphs(self._graphs, together_sizes, plan.max_model_len)
+
+    def _make_graphs(self) -> None:
+        """Of each kind of step; none is captured yet."""
+        execution, max_len = self.config.execution, self.plan.max_model_len
+        sizes = execution.cuda_graph_sizes
+        self._graphs = DecodeGraphs(sizes, max_len)
+        self._mixed_graphs = MixedGraphs(self._graphs, sizes, execution.prompt_graph_tokens or 0, max_len)
+        self._together_graphs = TogetherGraphs(self._graphs, sizes if self._model.reads_together else [], max_len)
 
     def _keep_images(self) -> StepMedia | None:
         """For a model that takes images: their encoder's outputs lie in blocks of the cache."""
