@@ -7,7 +7,9 @@ test_foreign_trials.py.
 from __future__ import annotations
 
 import logging
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_reference, read_config, read_tensors, save
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 sys.path.insert(0, str(Path(__file__).parent / "architectures"))
 
@@ -28,6 +33,7 @@ from tiny import make_model, tiny_config
 
 from octavo.errors import ModelError
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_weights
+from octavo.layers.chosen_experts import ChosenExperts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant import fp8
 from octavo.models.registry import build_model, footprint, with_wide_ends
@@ -39,15 +45,26 @@ from octavo.models.weights import linears_of
 CPU = torch.device("cpu")
 IDS = list(range(10, 40))
 
-ROUNDED = {"gpt2": 16, "lfm2": 28, "minicpm3": 16, "gemma4_text": 29, "bloom": 4, "bert": 24, "jamba": 18}
-"""Model type -> matrices of a checkpoint that `--quantization fp8` rounds: turned ones, gated MLPs with names of their
-own, latents (whose tiny ranks are no multiples of 16), embeddings of layers, a class that runs row by row and reads
-some weights itself, no gates, and recurrent layers."""
+ROUNDED = {
+    "gpt2": (16, 0),
+    "lfm2": (28, 0),
+    "minicpm3": (16, 0),
+    "gemma4_text": (29, 0),
+    "bloom": (4, 0),
+    "bert": (24, 0),
+    "jamba": (18, 2),
+    "afmoe": (32, 3),
+    "lfm2_moe": (15, 3),
+}
+"""Model type -> matrices of a checkpoint, and mixtures of experts, that `--quantization fp8` rounds: turned matrices,
+gated MLPs with names of their own, latents (whose tiny ranks are no multiples of 16), embeddings of layers, a class
+that runs row by row and reads some weights itself, no gates, recurrent layers, and routers, which stay."""
 
 
 def tiny(model_type: str, folder: Path) -> tuple[Any, Path]:
     """A random Transformers model, and its checkpoint."""
-    model_class = getattr(transformers, str(dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)[model_type]))
+    names = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    model_class = getattr(transformers, names[model_type])
     reference = make_model(model_class, tiny_config(transformers.CONFIG_MAPPING[model_type], model_class))
     return reference, save(reference, folder / model_type)
 
@@ -79,30 +96,42 @@ def rounded(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
+def matrices(model: nn.Module, reference: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(the reference's matrix or matrices, numbers, scales) of what is kept in e4m3."""
+    for name, (number_oi, scale_o) in rounded(model).items():
+        layer = reference.get_submodule(name)
+        yield layer.weight if isinstance(layer, nn.Linear) else layer.weight.t(), number_oi, scale_o
+    for module in model.modules():
+        if isinstance(module, ChosenExperts):
+            own = reference.get_submodule(module.names.experts)
+            assert module.gate_up_scale is not None
+            assert module.down_scale is not None
+            yield own.gate_up_proj, module.gate_up, module.gate_up_scale
+            yield own.down_proj, module.down, module.down_scale
+
+
 @pytest.mark.parametrize("model_type", ROUNDED)
-def test_weights_are_rounded_as_they_load(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@torch.inference_mode()
+def test_weights_are_rounded_as_they_load(model_type: str, tmp_path: Path) -> None:
     """A device with fp8 keeps the numbers; another one has the logits of a model with the rounded weights."""
     reference, folder = tiny(model_type, tmp_path)
     found = build(folder, "fp8")
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fp8, "multiplies_fp8", lambda device: True)
-        model = build_model(read_config(folder), dtype=torch.float32, device=CPU, quantization="fp8")
-        monkeypatch.setattr(type(model), "_try_out", lambda self: None, raising=False)  # no fp8 products here
+        model: Any = build_model(read_config(folder), dtype=torch.float32, device=CPU, quantization="fp8")
+        patch.setattr(type(model), "_try_out", lambda self: None, raising=False)  # no fp8 products here
         model.load_weights(read_tensors(folder))
-        kept = rounded(model)  # type: ignore[arg-type]
-    assert len(kept) == ROUNDED[model_type]
+    kept = rounded(model)
+    num_mixtures = sum(isinstance(module, ChosenExperts) for module in model.modules())
+    assert (len(kept), num_mixtures) == ROUNDED[model_type]
     assert not any("lm_head" in name or "router" in name for name in kept)
     exact = reference(input_ids=torch.tensor([IDS]), use_cache=False).logits[0]
-    for name, (number_oi, scale_o) in kept.items():
-        layer = reference.get_submodule(name)
-        is_turned = not isinstance(layer, nn.Linear)
-        weight_oi = layer.weight.t() if is_turned else layer.weight
-        wanted, wanted_scale_o = quantize_weights(weight_oi.detach().contiguous())
-        assert number_oi.dtype == FP8
-        assert torch.equal(number_oi.float(), wanted.float())
-        assert torch.equal(scale_o, wanted_scale_o)
-        value_oi = dequantize_rows(number_oi, scale_o)
-        layer.weight.data.copy_(value_oi.t() if is_turned else value_oi)
+    for weight, number, scale in matrices(model, reference):
+        wanted, wanted_scale = quantize_weights(weight.flatten(0, -2).contiguous())
+        assert number.dtype == FP8
+        assert torch.equal(number.float().flatten(0, -2), wanted.float())
+        assert torch.equal(scale.flatten(), wanted_scale)
+        weight.copy_(dequantize_rows(wanted, wanted_scale).view(weight.shape))
     expected = reference(input_ids=torch.tensor([IDS]), use_cache=False).logits[0]
     assert (logits(found) - expected).abs().max() < 2e-3
     assert (exact - expected).abs().max() > 1e-2
@@ -148,7 +177,16 @@ def test_what_is_left_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert told in caplog.text
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "gpt2", "gemma4_text"])
+def test_a_mixture_that_is_not_there(tmp_path: Path) -> None:
+    folder = tiny("afmoe", tmp_path)[1]
+    file = folder / "model.safetensors"
+    tensors = {name: x for name, x in load_file(file).items() if not re.search(r"layers\.2\..*experts.*down", name)}
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"missing.*layers\.2\.mlp\.experts\.down_proj"):
+        build(folder)
+
+
+@pytest.mark.parametrize("model_type", ["lfm2", "gpt2", "gemma4_text", "afmoe"])
 def test_the_plan_counts_what_is_there(model_type: str, tmp_path: Path, on_device: None) -> None:
     config = read_config(tiny(model_type, tmp_path)[1])
     taken = {}
@@ -176,6 +214,19 @@ def test_a_class_that_can_not_be_watched_is_not_rounded(tmp_path: Path) -> None:
     folder = tiny("reformer", tmp_path)[1]
     with pytest.raises(ModelError, match="--quantization fp8 can't run ReformerModelWithLMHead: use none"):
         build(folder, "fp8")
+
+
+@pytest.mark.parametrize("model_type", ["llava", "aria"])
+def test_text_beside_images_is_rounded(model_type: str, tmp_path: Path) -> None:
+    """Alone: in Octavo's decoder beside Transformers' vision tower, and in a class that is all Transformers'."""
+    folder = tiny(model_type, tmp_path)[1]
+    exact, found = logits(build(folder)), logits(build(folder, "fp8"))
+    assert 0.005 < (found - exact).norm() / exact.norm() < 0.3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fp8, "multiplies_fp8", lambda device: True)
+        kept = rounded(build(folder, "fp8", torch.bfloat16))
+    assert kept
+    assert not any("vision" in name or "projector" in name for name in kept)
 
 
 class Reader(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from octavo.models.transformers_experts import ExpertsMatch, try_experts
 from octavo.models.transformers_trials import UnlikeError, try_gated_mlp, try_norm
 
 DIM, EPS = 24, 1e-5
@@ -140,13 +141,13 @@ class JoinedMLP(nn.Module):
 @pytest.mark.parametrize("inner", [40, DIM])
 def test_mlps_that_are_ours(dtype: torch.dtype, inner: int) -> None:
     """With equal sizes too, where shapes do not tell down from gate."""
-    found = try_gated_mlp(MLP(lambda gate, up: F.silu(gate) * up, inner=inner).to(dtype), dtype)
+    found = try_gated_mlp(MLP(lambda gate, up: F.silu(gate) * up, inner=inner).to(dtype), DIM, dtype)
     assert (found.gate, found.up, found.down, found.act) == ("w1", "w3", "w2", "silu")
-    found = try_gated_mlp(MLP(lambda up, gate: up * F.gelu(gate), bias=True).to(dtype), dtype)
+    found = try_gated_mlp(MLP(lambda up, gate: up * F.gelu(gate), bias=True).to(dtype), DIM, dtype)
     assert (found.gate, found.up, found.down, found.act) == ("w3", "w1", "w2", "gelu")
-    found = try_gated_mlp(MLP(lambda up, gate: up * F.gelu(gate, approximate="tanh")).to(dtype), dtype)
+    found = try_gated_mlp(MLP(lambda up, gate: up * F.gelu(gate, approximate="tanh")).to(dtype), DIM, dtype)
     assert found.act == "gelu_new"
-    found = try_gated_mlp(JoinedMLP(by_size=False).to(dtype), dtype)
+    found = try_gated_mlp(JoinedMLP(by_size=False).to(dtype), DIM, dtype)
     assert (found.gate, found.up, found.down, found.act) == ("gate_up", "", "down", "silu")
 
 
@@ -164,4 +165,48 @@ def test_mlps_that_are_ours(dtype: torch.dtype, inner: int) -> None:
 )
 def test_mlps_that_are_not(mlp: nn.Module, words: str) -> None:
     with pytest.raises(UnlikeError, match=words):
-        try_gated_mlp(mlp.requires_grad_(False), torch.float32)
+        try_gated_mlp(mlp.requires_grad_(False), DIM, torch.float32)
+
+
+class ManyMLPs(nn.Module):
+    """Experts of 32 -> 64 -> 32 features, chosen by somebody else; what each gives, by a formula of (gate, up)."""
+
+    def __init__(self, formula: Callable[[Tensor, Tensor], Tensor], *, is_turned: bool = False) -> None:
+        super().__init__()
+        self.formula, self.is_turned = formula, is_turned
+        sizes = [(5, 128, 32), (5, 32, 64)]
+        self.gate_up_proj, self.down_proj = (nn.Parameter(torch.empty(size, device=META)) for size in sizes)
+
+    def forward(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Each row's sum, one product after the other."""
+        total = torch.zeros_like(rows)
+        for row, (chosen, shares) in enumerate(zip(experts, weights, strict=True)):
+            for expert, share in zip(chosen.tolist(), shares, strict=True):
+                both = F.linear(rows[row], self.gate_up_proj[expert])
+                gate, up = (both[::2], both[1::2]) if self.is_turned else both.chunk(2, -1)
+                total[row] += F.linear(self.formula(gate, up), self.down_proj[expert]) * share
+        return total
+
+
+GIVEN = [torch.Size(size) for size in ((2, 32), (2, 3), (2, 3))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_that_are_ours(dtype: torch.dtype) -> None:
+    module = ManyMLPs(lambda gate, up: F.silu(gate) * up).to(dtype).requires_grad_(False)
+    assert try_experts(module, GIVEN, dtype) == ExpertsMatch(32, 64, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "words"),
+    [
+        (ManyMLPs(lambda gate, up: F.silu(gate) * up, is_turned=True), GIVEN, "other numbers"),
+        (ManyMLPs(lambda gate, up: F.gelu(gate) * up), GIVEN, "other numbers"),
+        (ManyMLPs(lambda gate, up: F.silu(gate.clamp(max=7.0)) * up), GIVEN, "other numbers"),
+        (ManyMLPs(lambda gate, up: F.silu(gate) * up), GIVEN[:1], "rows, experts and weights"),
+        (MLP(lambda gate, up: gate * up), GIVEN, "no gate_up_proj and down_proj of all experts"),
+    ],
+)
+def test_experts_that_are_not(module: nn.Module, given: list[torch.Size], words: str) -> None:
+    with pytest.raises(UnlikeError, match=words):
+        try_experts(module.requires_grad_(False), given, torch.float32)

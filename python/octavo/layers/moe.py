@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from octavo.layers.fused.base import ExpertWeights
 from octavo.layers.linear import Choice, Form, dense
 from octavo.layers.quant import fp8
 from octavo.layers.sparse_mixer import sparse_mixer
+
+if TYPE_CHECKING:
+    from octavo.kernels.triton.moe_experts import Experts
 
 SILU = ("silu", "swish")
 SQUARES = "weight_scale_squares"
@@ -239,31 +242,35 @@ class SparseMLP(nn.Module):
         """Nothing is read back."""
         from octavo.kernels.triton.moe import mix  # these load Triton
         from octavo.kernels.triton.moe_choose import choose as choose_experts
-        from octavo.kernels.triton.moe_experts import Experts, ExpertScales
 
-        scales: ExpertScales | None = None
-        if self.gate_up_scale is not None and self.down_scale is not None:
-            scales = ExpertScales.of(self.gate_up_scale, self.down_scale)
-        spec, routing = self.spec, self.spec.routing
-        clamp = spec.clamped or Clamped(0.0, 1.0)
-        experts = Experts(
-            self.router,
-            self.gate_up,
-            self.down,
-            spec.top_k,
-            routing.renormalize,
-            self.gate_up_bias,
-            self.down_bias,
-            clamp.limit,
-            clamp.slope,
-            scales,
-        )
+        experts, routing = self.for_kernels(self.router), self.spec.routing
         if routing.is_plain:
             return mix(experts, hidden_tm, logit_te)
         expert_tj, weight_tj = self._choose(logit_te, choose_experts)
         if routing.weighs_input:  # there is one expert a token
             hidden_tm, weight_tj = hidden_tm * weight_tj.to(hidden_tm.dtype), torch.ones_like(weight_tj)
         return mix(experts, hidden_tm, (expert_tj, weight_tj))
+
+    def for_kernels(self, router_em: Tensor) -> Experts:
+        """The mixture as kernels take it; of the router, only its shape counts where experts are chosen already."""
+        from octavo.kernels.triton.moe_experts import Experts, ExpertScales  # loads Triton
+
+        scales: ExpertScales | None = None
+        if self.gate_up_scale is not None and self.down_scale is not None:
+            scales = ExpertScales.of(self.gate_up_scale, self.down_scale)
+        clamp = self.spec.clamped or Clamped(0.0, 1.0)
+        return Experts(
+            router_em,
+            self.gate_up,
+            self.down,
+            self.spec.top_k,
+            self.spec.routing.renormalize,
+            self.gate_up_bias,
+            self.down_bias,
+            clamp.limit,
+            clamp.slope,
+            scales,
+        )
 
     def _by_expert(self, hidden_tm: Tensor, expert_tj: Tensor, weight_tj: Tensor) -> Tensor:
         """A loop over experts, each with its tokens; asks the device how many they are."""

@@ -51,7 +51,6 @@ NATIVE_TEXT: dict[str, TextModel] = {
     "qwen3_next": TextModel("qwen3_next", "Qwen3NextForCausalLM"),
     "bamba": TextModel("bamba", "BambaForCausalLM"),
     "granitemoehybrid": TextModel("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
-    "nemotron_h": TextModel("nemotron_h", "NemotronHForCausalLM"),
     "glm4v_text": TextModel("glm4", "Glm4ForCausalLM", "runs", {"attention_bias": True}),
     "glm_ocr_text": TextModel("glm4", "Glm4ForCausalLM", "runs", {"attention_bias": False}),
     "glm4v_moe_text": TextModel("glm4_moe", "Glm4MoeForCausalLM", "runs"),

@@ -1,5 +1,5 @@
-"""Ours in the place of a Transformers class's linear layers, norms and gated MLPs, where that is certain; a line says
-what was put there, and what was left and why.
+"""Ours in the place of linear layers, norms, gated MLPs and experts of a Transformers class, where that is certain; a
+line says what was put there, and what was left and why.
 
 The class is on the meta device and has been run there (transformers_watch.py). Norms and MLPs are taken for ours when
 a copy gives the same numbers (transformers_trials.py); on CUDA fused kernels run them then.
@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from octavo.layers.activation import GatedActivation
 from octavo.layers.linear import Linear
 from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.models.transformers_experts import ExpertsMatch, try_experts
 from octavo.models.transformers_linears import Kinds, Swap, SwappedLinear
 from octavo.models.transformers_trials import (
     GatedMatch,
@@ -34,9 +35,10 @@ from octavo.models.transformers_trials import (
 )
 from octavo.models.transformers_watch import Calls
 
-Match = TypeVar("Match", NormMatch, GatedMatch)
+Match = TypeVar("Match", NormMatch, GatedMatch, ExpertsMatch)
 
 NORM, MLP = re.compile("norm", re.IGNORECASE), re.compile("mlp|feedforward|ffn|glu", re.IGNORECASE)
+EXPERTS = re.compile("Experts$")
 """Names of classes that are named in the report when they stay."""
 
 
@@ -68,6 +70,8 @@ class Replaced:
     norms: Counter[str] = field(default_factory=Counter)
     mlps: Counter[str] = field(default_factory=Counter)
     """By class, how many were replaced."""
+    experts: Counter[str] = field(default_factory=Counter)
+    """Mixtures, by the class of their experts."""
     left: dict[str, str] = field(default_factory=dict)
     """Norms and MLPs by class -> why not."""
 
@@ -77,6 +81,7 @@ class Replaced:
         cut = f" (cut by {self.splits['columns']} columns, {self.splits['rows']} rows)" if self.splits["rows"] else ""
         parts = [f"{total} of {self.num_linears} linear layers{cut}"]
         parts += [f"{counts.total()} {what}" for what, counts in (("norms", self.norms), ("gated MLPs", self.mlps))]
+        parts += [f"{self.experts.total()} mixtures of experts"] if self.experts else []
         left = "".join(f"; not {name}: {reason}" for name, reason in sorted(self.left.items()))
         return f"{', '.join(parts)}{left}"
 
@@ -93,6 +98,7 @@ def replace_layers(
     replaced.can_be_rounded = any(swap.can_be_rounded(causal, name) for name in swap.whole)
     _replace_norms(causal, below, swap, replaced)
     _replace_mlps(causal, below, swap, replaced)
+    _replace_experts(causal, below, calls, swap, replaced)
     for name in list(swap.whole):
         linear = swap.linear(causal, name)
         replaced.splits[linear.split] += 1
@@ -115,7 +121,7 @@ def _replace_norms(causal: Any, below: str, swap: Swap, replaced: Replaced) -> N
         width = swap.width(name)
         key = plain_attributes(module), width
         if key not in tried:
-            tried[key] = _tried(partial(try_norm, module, width, swap.dtype), width)
+            tried[key] = _tried(partial(try_norm, module, width, swap.dtype))
         match = tried[key]
         if isinstance(match, UnlikeError):
             replaced.left[kind] = str(match)
@@ -124,11 +130,9 @@ def _replace_norms(causal: Any, below: str, swap: Swap, replaced: Replaced) -> N
             replaced.norms[kind] += 1
 
 
-def _tried(trial: Callable[[], Match], width: int) -> Match | UnlikeError:
-    """A trial's match, or why there is none. `width`: `Swap.width`."""
+def _tried(trial: Callable[[], Match]) -> Match | UnlikeError:
+    """A trial's match, or why there is none."""
     try:
-        if not width:
-            raise UnlikeError("it is given something else than one tensor of the model's dtype")
         return trial()
     except UnlikeError as reason:
         return reason
@@ -144,7 +148,7 @@ def _replace_mlps(causal: Any, below: str, swap: Swap, replaced: Replaced) -> No
         width = swap.width(name)
         key = plain_attributes(module), width
         if key not in tried:
-            tried[key] = _tried(partial(try_gated_mlp, module, swap.dtype), width)
+            tried[key] = _tried(partial(try_gated_mlp, module, width, swap.dtype))
         match = tried[key]
         if not isinstance(match, UnlikeError):
             match = _joined(causal, name, match, children, swap, replaced)
@@ -169,6 +173,25 @@ def _joined(
     for child in children:
         del swap.whole[child]
     return match
+
+
+def _replace_experts(causal: Any, below: str, calls: Calls, swap: Swap, replaced: Replaced) -> None:
+    tried: dict[Hashable, ExpertsMatch | UnlikeError] = {}
+    for name, module in _below(causal, below):
+        kind = type(module).__name__
+        if not EXPERTS.search(kind) or isinstance(module, nn.ModuleList) or not swap.may_replace(name):
+            continue
+        key = plain_attributes(module), calls.shapes[name]
+        if key not in tried:
+            tried[key] = _tried(partial(try_experts, module, calls.shapes[name], swap.dtype))
+        match = tried[key]
+        if isinstance(match, UnlikeError):
+            replaced.left[kind] = str(match)
+            continue
+        choose, meta = swap.choose(name, False), torch.device("meta")
+        causal.set_submodule(name, match.make(name, dtype=swap.dtype, device=meta, choose=choose))
+        replaced.experts[kind] += 1
+        replaced.can_be_rounded = True
 
 
 def use_kernels(model: nn.Module) -> None:

@@ -69,6 +69,7 @@ def plain_attributes(module: nn.Module) -> tuple[Any, ...]:
 
 def try_norm(module: nn.Module, dim: int, dtype: torch.dtype) -> NormMatch:
     """Of a module over `dim` features that may be on the meta device, in a model of `dtype`. UnlikeError."""
+    _check_given(dim)
     own = dict(module.named_parameters(recurse=False))
     if next(module.children(), None) is not None or next(module.buffers(), None) is not None:
         raise UnlikeError("it is made of parts")
@@ -111,8 +112,9 @@ def _same_norm(match: NormMatch, module: nn.Module, own: dict[str, nn.Parameter]
     return _difference(theirs, ours, _rows(match.dim, dtype, generator))
 
 
-def try_gated_mlp(module: nn.Module, dtype: torch.dtype) -> GatedMatch:
-    """Of a module that may be on the meta device, in a model of `dtype`. UnlikeError."""
+def try_gated_mlp(module: nn.Module, dim: int, dtype: torch.dtype) -> GatedMatch:
+    """Of a module over `dim` features that may be on the meta device, in a model of `dtype`. UnlikeError."""
+    _check_given(dim)
     linears = {name: child for name, child in module.named_children() if type(child) is nn.Linear}
     others = [child for name, child in module.named_children() if name not in linears]
     inside = next((type(part).__name__ for child in others if (part := _with_state(child)) is not None), None)
@@ -176,6 +178,12 @@ def _same_mlp(match: GatedMatch, module: nn.Module, linears: dict[str, nn.Linear
             return result_tm
 
     return _difference(theirs, Ours(), _rows(OUTER, dtype, generator)) is not None
+
+
+def _check_given(dim: int) -> None:
+    """UnlikeError for a module whose input has no one width (`Swap.width`)."""
+    if not dim:
+        raise UnlikeError("it is given something else than one tensor of the model's dtype")
 
 
 def _check_takes_one(module: nn.Module) -> None:

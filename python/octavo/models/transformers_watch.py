@@ -35,6 +35,8 @@ class Calls:
     outputs: dict[str, Any] = field(default_factory=dict)
     given: dict[str, set[Given | None]] = field(default_factory=dict)
     """What each module got; None: something else than one tensor."""
+    shapes: dict[str, tuple[torch.Size, ...]] = field(default_factory=dict)
+    """Of the tensors that a module was given last, if there was nothing else."""
     read: set[str] = field(default_factory=set)
     """Linear layers whose weight somebody read without a call."""
 
@@ -58,6 +60,8 @@ class Calls:
     def _enter(self, name: str, module: nn.Module, args: Any, options: Any) -> None:
         self.names.append(name)
         is_plain = len(args) == 1 and not options and isinstance(args[0], Tensor) and args[0].ndim > 0
+        is_tensors = not options and all(isinstance(x, Tensor) for x in args)
+        self.shapes[name] = tuple(x.shape for x in args) if is_tensors else ()
         self.given.setdefault(name, set()).add(Given(args[0].dtype, args[0].shape[-1]) if is_plain else None)
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from octavo.layers.chosen_experts import ChosenExperts
 from octavo.layers.linear import Linear
+from octavo.layers.moe import Merged
 from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.quant.stored import Quantization
@@ -27,8 +29,11 @@ class Checkpoint:
         self._tied: dict[str, str] = {}
         owners: dict[int, str] = {}
         state, followers = causal.state_dict(keep_vars=True), causal.all_tied_weights_keys
+        self._merged: dict[str, Merged] = {}
         for path, module in causal.named_modules():
-            if isinstance(module, Linear):
+            if isinstance(module, ChosenExperts):
+                self._merged |= module.merged_slots()
+            if isinstance(module, Linear | ChosenExperts):
                 for own in module.state_dict():
                     del state[f"{path}.{own}"]
                 self._slots |= module.slots()
@@ -47,7 +52,7 @@ class Checkpoint:
         if self._quantization is not None:
             tensors = as_kept(tensors, _OldNames(self._names, self._slots), self._quantization)
         named = self._turned(self._names.convert(tensors))
-        load_strict(self._slots, self._tied, as_kept(named, self._slots, self._quantization))
+        load_strict(self._slots, self._tied, as_kept(named, self._slots, self._quantization, self._merged))
         finish_products(causal)
         finish_norms(causal)
 
