@@ -10,7 +10,7 @@ long as measured on one H200 with Llama-3.1-8B in bf16; two are in flight. "idea
 prompts one after another, 22.1 or 24.3 ms each, and does nothing else: no policy is below. "early" plans a step when
 the one before it begins, as the engine did before; "late" a millisecond before it is due. Sizes: what steps with
 prompts are padded to, "coarse" as they were before. The server's own time (1.5 ms) is added. "0.35 3 fine late" is how
-the engine does it: with seeds 1 and 2, those of h200.py at 10 and 20 requests a second, within 10% of what was measured.
+the engine does it: with seeds 1 and 2, those of h200.py at 10 and 20 requests a second, within 10% of what was seen.
 """
 
 from __future__ import annotations
