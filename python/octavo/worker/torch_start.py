@@ -20,10 +20,10 @@ def start_runner(config: EngineConfig, progress: Progress) -> Runner:
     progress("config", 0.0)
     drafts = without_drafts(config.scheduler.speculative_config, "--runner torch")
     config = replace(config, scheduler=replace(config.scheduler, speculative_config=drafts))
-    if config.execution.device != "cpu":
-        start_context()
     source = resolve_source(config.model, progress)
     kernels = kernel_build.start(config, source.raw_config)
+    if config.execution.device != "cpu":
+        start_context()  # the build, which asks the driver too, is on its way
     progress("imports", 0.0)
     try:
         from octavo.worker.runner import TorchRunner  # imports torch
