@@ -75,8 +75,24 @@ pub struct Piece {
 
 impl Piece {
     pub fn zeroed(num_bytes: usize) -> Piece {
-        let mut newest = NEWEST.lock().unwrap_or_else(PoisonError::into_inner);
-        newest.give(num_bytes, CHUNK_BYTES)
+        let newest = NEWEST.lock();
+        let place = newest
+            .unwrap_or_else(PoisonError::into_inner)
+            .place(num_bytes, CHUNK_BYTES);
+        // Without the lock: touching memory is what takes time, and matrices are packed by several threads.
+        Piece::at(place, num_bytes)
+    }
+
+    /// Zeros at a place that was given for as many bytes.
+    fn at((chunk, at): (Arc<Chunk>, usize), num_bytes: usize) -> Piece {
+        let num_bytes = num_bytes.next_multiple_of(LINE);
+        // SAFETY: within the chunk, and nobody else's.
+        unsafe { chunk.start.as_ptr().add(at).write_bytes(0, num_bytes) };
+        Piece {
+            chunk,
+            at,
+            num_bytes,
+        }
     }
 
     pub fn num_bytes(&self) -> usize {
@@ -98,8 +114,8 @@ impl Piece {
 }
 
 impl Newest {
-    /// A piece of the newest chunk, or of a new one of `chunk_bytes` if it has not enough left. Large ones have their own.
-    fn give(&mut self, num_bytes: usize, chunk_bytes: usize) -> Piece {
+    /// A place in the newest chunk, or in a new one of `chunk_bytes` if it has not enough left. Large pieces have their own.
+    fn place(&mut self, num_bytes: usize, chunk_bytes: usize) -> (Arc<Chunk>, usize) {
         let num_bytes = num_bytes.next_multiple_of(LINE);
         let is_large = num_bytes > chunk_bytes / 2;
         let (chunk, at) = match self.chunk.upgrade() {
@@ -111,13 +127,7 @@ impl Newest {
             self.chunk = Arc::downgrade(&chunk);
             self.used = at + num_bytes;
         }
-        // SAFETY: within the chunk, and nobody else's.
-        unsafe { chunk.start.as_ptr().add(at).write_bytes(0, num_bytes) };
-        Piece {
-            chunk,
-            at,
-            num_bytes,
-        }
+        (chunk, at)
     }
 }
 
@@ -132,7 +142,8 @@ mod tests {
             used: 0,
         };
         let sizes = [100, 0, 64, 700, 300, 5000, 1, 512, 640];
-        let mut pieces: Vec<Piece> = sizes.iter().map(|&size| newest.give(size, 1024)).collect();
+        let mut give = |size| Piece::at(newest.place(size, 1024), size);
+        let mut pieces: Vec<Piece> = sizes.into_iter().map(&mut give).collect();
         for (i, (piece, size)) in pieces.iter_mut().zip(sizes).enumerate() {
             assert!(piece.num_bytes() >= size && piece.start::<u8>().addr().is_multiple_of(64));
             assert!(piece.as_mut().iter().all(|&byte| byte == 0));
@@ -148,12 +159,7 @@ mod tests {
         assert!(chunk.upgrade().is_none());
         // What is written where pieces were is zero again in a later one.
         drop(pieces);
-        assert!(
-            newest
-                .give(1000, 1024)
-                .as_mut()
-                .iter()
-                .all(|&byte| byte == 0)
-        );
+        let mut later = Piece::at(newest.place(1000, 1024), 1000);
+        assert!(later.as_mut().iter().all(|&byte| byte == 0));
     }
 }
