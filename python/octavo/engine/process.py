@@ -75,7 +75,8 @@ def run_until_stopped(loop: Loop, stopped: threading.Event) -> None:
     while not stopped.is_set():
         if not loop.step() and next(loop.runner.chores, None) is None:
             gc.collect()
-            loop.core.wait(IDLE_WAIT_S)
+            if not stopped.is_set():  # else the step may have taken what was to end the wait
+                loop.core.wait(IDLE_WAIT_S)
 
 
 def stop_later(loop: Loop, stopped: threading.Event) -> None:
