@@ -14,7 +14,15 @@ from paged_steps import make_step
 
 from octavo import envs
 from octavo.attention.triton import TritonAttention
-from octavo.kernels.triton import apply_updates, kv_write, paged_decode, paged_latent, paged_prefill, prepare
+from octavo.kernels.triton import (
+    apply_updates,
+    kv_write,
+    latent_write,
+    paged_decode,
+    paged_latent,
+    paged_prefill,
+    prepare,
+)
 
 FOLDER = Path(__file__).parent
 
@@ -141,3 +149,24 @@ def test_small_kernels_compile() -> None:
     ]  # fmt: skip
     for launch in launches:
         assert offline_compile.compile_launch(*launch).spill_bytes == 0
+
+
+@pytest.mark.parametrize(("heads", "is_interleaved"), [(16, True), (128, True), (20, False)])
+def test_writing_of_latents_compiles(heads: int, is_interleaved: bool) -> None:
+    """Heads of DeepSeek V2 Lite, V3 and (with halves rotated) GLM 4.7 Flash: no spills, no products."""
+    tokens, latent, rotated = 4, 512, 64
+
+    def rows(*sizes: int) -> torch.Tensor:
+        return torch.empty(tokens, *sizes, dtype=torch.bfloat16)
+
+    cos_sin, places = torch.empty(tokens, rotated), torch.empty(tokens, dtype=torch.int64)
+    cache = torch.empty(2, 1, 1, 64, latent + rotated, dtype=torch.bfloat16)
+    with offline_compile.record(latent_write) as launches:
+        latent_write.latent_write(
+            rows(heads, rotated), rows(latent), rows(rotated), cos_sin, torch.empty(latent, dtype=torch.bfloat16),
+            cache, places, rows(heads, latent + rotated), eps=1e-6, is_interleaved=is_interleaved,
+        )  # fmt: skip
+    (launch,) = launches
+    compiled = offline_compile.compile_launch(*launch)
+    assert compiled.spill_bytes == 0
+    assert compiled.wgmma == compiled.mma == 0
