@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from octavo.attention.base import ForwardContext, StateSpec
 from octavo.kernels.reference.causal_conv import tail_size
 from octavo.kernels.reference.gated_delta import DeltaShape, DeltaWeights
-from octavo.layers.linear import Choice, Linear, dense
+from octavo.layers.linear import dense
+from octavo.layers.parts import Parts
 from octavo.layers.recurrent import operation
 
 
@@ -43,39 +44,24 @@ class GatedDeltaSpec:
 
 
 class GatedDeltaMixer(nn.Module):
-    """[t, m] -> [t, m]. Checkpoint names begin with `prefix`."""
+    """[t, m] -> [t, m]."""
 
-    def __init__(
-        self,
-        spec: GatedDeltaSpec,
-        layer: int,
-        prefix: str,
-        choose: Choice,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: GatedDeltaSpec, layer: int, parts: Parts) -> None:
         super().__init__()
-        self.spec, self.prefix = spec, prefix
+        self.spec, self.prefix = spec, parts.prefix
         self.state = StateSpec(layer, spec.state_size)
         shape = spec.shape
         self.sizes = [shape.channels, shape.inner, shape.num_value_heads, shape.num_value_heads]
 
-        def vector(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)
-
-        def linear(inputs: int, sizes: dict[str, int], choose: Choice = choose) -> Linear:
-            shards = {f"{prefix}.{name}": size for name, size in sizes.items()}
-            return Linear(inputs, shards, bias=False, dtype=dtype, device=device, choose=choose)
-
         names = "in_proj_qkv", "in_proj_z"
-        self.project = linear(spec.hidden_size, dict(zip(names, self.sizes[:2], strict=True)))
+        self.project = parts.linear(spec.hidden_size, dict(zip(names, self.sizes[:2], strict=True)))
         of_heads = dict(zip(("in_proj_b", "in_proj_a"), self.sizes[2:], strict=True))
-        self.project_heads = linear(spec.hidden_size, of_heads, dense)  # too few features for 8 bits to gain anything
-        self.out = linear(shape.inner, {"out_proj": spec.hidden_size})
-        self.tap_ck, self.gain_d = vector(shape.channels, spec.taps), vector(shape.value_dim)
+        # Too few features for 8 bits to gain anything.
+        self.project_heads = parts.linear(spec.hidden_size, of_heads, choose=dense)
+        self.out = parts.linear(shape.inner, {"out_proj": spec.hidden_size})
+        self.tap_ck, self.gain_d = parts.vector(shape.channels, spec.taps), parts.vector(shape.value_dim)
         heads = shape.num_value_heads
-        self.step_bias_h, self.log_decay_h = (vector(heads, kept=torch.float32) for _ in range(2))
+        self.step_bias_h, self.log_decay_h = (parts.vector(heads, kept=torch.float32) for _ in range(2))
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]. Nothing is rotated."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from octavo.attention.base import ForwardContext, StateSpec
 from octavo.kernels.reference.causal_conv import tail_size
 from octavo.kernels.reference.state_space import StateSpaceShape, StateSpaceWeights
-from octavo.layers.linear import Choice, Linear
+from octavo.layers.parts import Parts
 from octavo.layers.recurrent import operation
 
 
@@ -54,38 +54,22 @@ class StateSpaceSpec:
 
 
 class StateSpaceMixer(nn.Module):
-    """[t, m] -> [t, m]. Checkpoint names begin with `prefix`."""
+    """[t, m] -> [t, m]."""
 
-    def __init__(
-        self,
-        spec: StateSpaceSpec,
-        layer: int,
-        prefix: str,
-        choose: Choice,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: StateSpaceSpec, layer: int, parts: Parts) -> None:
         super().__init__()
-        self.spec, self.prefix = spec, prefix
+        self.spec, self.prefix = spec, parts.prefix
         self.state = StateSpec(layer, spec.state_size)
         inner, channels, heads = spec.shape.inner, spec.shape.channels, spec.shape.num_heads
         self.sizes = [inner, channels, heads]
 
-        def vector(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)
-
-        def linear(inputs: int, name: str, outputs: int, has_bias: bool) -> Linear:
-            shards = {f"{prefix}.{name}": outputs}
-            return Linear(inputs, shards, bias=has_bias, dtype=dtype, device=device, choose=choose)
-
-        self.project = linear(spec.hidden_size, "in_proj", sum(self.sizes), spec.has_bias)
+        self.project = parts.linear(spec.hidden_size, {"in_proj": sum(self.sizes)}, bias=spec.has_bias)
         has_out_bias = spec.has_bias if spec.has_out_bias is None else spec.has_out_bias
-        self.out = linear(inner, "out_proj", spec.hidden_size, has_out_bias)
-        self.tap_ck = vector(channels, spec.taps)
-        self.gain_i = None if spec.gating == "no norm" else vector(inner)
-        self.conv_bias_c = vector(channels) if spec.has_conv_bias else None
-        self.step_bias_h, self.log_decay_h, self.skip_h = (vector(heads, kept=torch.float32) for _ in range(3))
+        self.out = parts.linear(inner, {"out_proj": spec.hidden_size}, bias=has_out_bias)
+        self.tap_ck = parts.vector(channels, spec.taps)
+        self.gain_i = None if spec.gating == "no norm" else parts.vector(inner)
+        self.conv_bias_c = parts.vector(channels) if spec.has_conv_bias else None
+        self.step_bias_h, self.log_decay_h, self.skip_h = (parts.vector(heads, kept=torch.float32) for _ in range(3))
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]. Nothing is rotated."""

@@ -19,6 +19,7 @@ from octavo.layers.gated_delta import GatedDeltaMixer, GatedDeltaSpec
 from octavo.layers.linear import Choice, Choices, Linear
 from octavo.layers.moe import Merged, SparseMLP
 from octavo.layers.norm import NoNorm, Norm, RMSNorm, make_norm
+from octavo.layers.parts import Parts
 from octavo.layers.rotary import Rotary
 from octavo.layers.state_space import StateSpaceMixer, StateSpaceSpec
 from octavo.models.family import BlockSpec, Names, Temperature
@@ -142,10 +143,11 @@ def make_recurrent(
 ) -> StateSpaceMixer | GatedDeltaMixer:
     """A block's recurrent layer."""
     layer = spec.attention.layer + spec.is_beside
+    parts = Parts(names.recurrent, choose, dtype, device)
     if isinstance(spec.recurrent, StateSpaceSpec):
-        return StateSpaceMixer(spec.recurrent, layer, names.recurrent, choose, dtype=dtype, device=device)
+        return StateSpaceMixer(spec.recurrent, layer, parts)
     assert isinstance(spec.recurrent, GatedDeltaSpec)
-    return GatedDeltaMixer(spec.recurrent, layer, names.recurrent, choose, dtype=dtype, device=device)
+    return GatedDeltaMixer(spec.recurrent, layer, parts)
 
 
 class DecoderBlock(nn.Module):

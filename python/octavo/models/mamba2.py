@@ -15,6 +15,7 @@ from octavo.attention.base import AttentionBackend, ForwardContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import dense
 from octavo.layers.norm import NormSpec, RMSNorm
+from octavo.layers.parts import Parts
 from octavo.layers.state_space import StateSpaceMixer, StateSpaceSpec
 from octavo.models.config import NormalConfig
 from octavo.models.images import ImageEncoder
@@ -46,7 +47,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = RMSNorm(spec.hidden_size, NormSpec(spec.norm_eps), dtype=dtype, device=device)
-        self.mixer = StateSpaceMixer(spec, layer, "mixer", dense, dtype=dtype, device=device)
+        self.mixer = StateSpaceMixer(spec, layer, Parts("mixer", dense, dtype, device))
         self.is_wide = is_wide
 
     def forward(self, hidden_tm: Tensor, ctx: ForwardContext) -> Tensor:
