@@ -17,8 +17,9 @@ from tiny_images import (
     IDEFICS_NAMES,
     IDEFICS_TOKENS,
     QWEN,
+    QWEN3_VISION,
+    QWEN3_VL_VISION,
     QWEN_ROPE,
-    QWEN_VISION,
     SIGLIP,
     TEXT,
     Case,
@@ -44,14 +45,7 @@ ENGINE: dict[str, Any] = {"dtype": "float32", "device": "cpu", "cpu_threads": 1,
 
 def qwen3_vl_moe(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     config = transformers.Qwen3VLMoeConfig(
-        vision_config={
-            **QWEN_VISION,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1],
-        },
+        vision_config=QWEN3_VL_VISION,
         text_config={
             **TEXT,
             "head_dim": 16,
@@ -68,13 +62,7 @@ def qwen3_vl_moe(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
 def qwen3_5(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Text layers with states beside attention."""
     config = transformers.Qwen3_5Config(
-        vision_config={
-            **QWEN_VISION,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 16,
-        },
+        vision_config=QWEN3_VISION,
         text_config={
             **TEXT,
             "head_dim": 16,

@@ -134,6 +134,9 @@ def llava_onevision(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 QWEN_VISION = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN_NEWER_VISION = {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
+QWEN3_VISION = {**QWEN_NEWER_VISION, "num_position_embeddings": 16}
+QWEN3_VL_VISION = {**QWEN3_VISION, "deepstack_visual_indexes": [0, 1]}
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 QWEN_NAMES = {
@@ -166,14 +169,7 @@ def qwen2_vl(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 def qwen2_5_vl(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     config = transformers.Qwen2_5_VLConfig(
-        vision_config={
-            **QWEN_VISION,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 64,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-        },
+        vision_config={**QWEN_NEWER_VISION, "window_size": 16, "fullatt_block_indexes": [1]},
         text_config={**TEXT, "rope_parameters": QWEN_ROPE},
         **qwen_ids(tokenizer),
     )
@@ -182,14 +178,7 @@ def qwen2_5_vl(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 def qwen3_vl(tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     config = transformers.Qwen3VLConfig(
-        vision_config={
-            **QWEN_VISION,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1],
-        },
+        vision_config=QWEN3_VL_VISION,
         text_config={**TEXT, "head_dim": 16, "rope_parameters": QWEN_ROPE},
         **qwen_ids(tokenizer),
     )
