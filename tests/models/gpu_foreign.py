@@ -40,8 +40,9 @@ MODEL_TYPES = (
     "bitnet",
     "vaultgemma",
 )
-BOUNDS = {"none": 0.06, "fp8": 0.25}
-"""Of the median row. Tiny layers, all of them rounded, err more than those of real models."""
+BOUNDS = {"none": 0.06, "fp8": 0.3}
+"""Of the median row. Tiny layers, all of them rounded, err more than those of real models: with e4m3 weights and wide
+activations Gemma 4 is 0.14 off on a CPU, with both rounded 0.25 on an H200."""
 
 
 def examine(model_type: str, quantization: str) -> dict[str, Any]:

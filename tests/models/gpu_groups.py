@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
     "device": "cuda",
     "dtype": "bfloat16",
     "block_size": 16,
-    "num_gpu_blocks_override": 400,
+    "num_gpu_blocks_override": 800,
     "max_num_seqs": 32,
     "max_num_batched_tokens": 256,
     "max_model_len": 128,
