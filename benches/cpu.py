@@ -17,13 +17,16 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 from urllib.request import Request, urlopen
 
@@ -167,15 +170,26 @@ def measure(python: str, name: str, model: Path, workload: str, threads: int) ->
     """In a process of its own; empty, with the reason on stderr, when it fails."""
     command = [python, __file__, "--child", name, str(model), workload, str(threads)]
     start = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        print(f"{name} {model.name} {workload}: not done in {LIMIT_S} s", file=sys.stderr)
-        return {}
-    seconds = time.perf_counter() - start
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        print(f"{name} {model.name} {workload}: {done.stderr.strip()[-400:]}", file=sys.stderr)
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as log:
+        # Files, not pipes: an engine's own processes outlive the child, and would keep a pipe open. They end with its
+        # group.
+        process = subprocess.Popen(command, stdout=out, stderr=log, text=True, start_new_session=True)
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            print(f"{name} {model.name} {workload}: not done in {LIMIT_S} s", file=sys.stderr)
+            return {}
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        seconds = time.perf_counter() - start
+        for file in (out, log):
+            file.seek(0)
+        stdout, stderr = out.read(), log.read()
+    lines = [line for line in stdout.splitlines() if line.startswith("{")]
+    if code or not lines:
+        print(f"{name} {model.name} {workload}: {stderr.strip()[-400:]}", file=sys.stderr)
         return {}
     found: dict[str, float] = json.loads(lines[-1])
     return {**found, "w4 start s": seconds} if workload == "w4" else found
