@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.server.serving import ServerProcess
 
 LONG = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True}
 GONE_S = 2.0
+REFUSED_S = 0.2
+"""In which a call is told that there is no place, though fifty come at once."""
 
 
 async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
@@ -66,19 +69,37 @@ async def test_sc04_clients_that_leave(client: httpx.AsyncClient, url: str) -> N
 
 
 async def test_sc06_short_prompts_beside_long_ones(cramped: httpx.AsyncClient) -> None:
-    """Chunks of 24 tokens: the long prompt takes seven steps, the short one is answered before it."""
-    alone = await stream(cramped, TEXT, prompt="Once", max_tokens=120, temperature=0, ignore_eos=True)
-    watched = asyncio.create_task(stream(cramped, TEXT, prompt="Once", max_tokens=120, temperature=0, ignore_eos=True))
-    while not (await metrics(cramped))["num_requests_running"]:
-        await asyncio.sleep(0)
-    long = asyncio.create_task(first_line(cramped, prompt="x" * 60 + "y" * 60, max_tokens=4))
-    while not long.done() and (await metrics(cramped))["num_requests_running"] < 2:
-        await asyncio.sleep(0)
-    short = asyncio.create_task(first_line(cramped, prompt="short", max_tokens=4))
-    long_s, short_s = await asyncio.gather(long, short)
-    assert short_s < long_s + 0.5
-    assert (await watched).text() == alone.text()
-    await idle(cramped)
+    """Chunks of 24 tokens: a long prompt takes seven steps, the short one is answered before it; beside one long prompt
+    and beside four, everybody's text is that of the request alone."""
+    steady = {"prompt": "Once", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    few = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    short = {**few, "prompt": "short"}
+    wanted = [(await choice_of(cramped, TEXT, **body))["text"] for body in (steady, short)]
+    for copies in ("a", "bcde"):
+        long = [{**few, "prompt": copy * 60 + "y" * 60} for copy in copies]  # no prefix is known
+        watched = asyncio.create_task(stream(cramped, TEXT, **steady))
+        while not (await metrics(cramped))["num_requests_running"]:
+            await asyncio.sleep(0)
+        longs = [asyncio.create_task(told(cramped, **body)) for body in long]
+        while not longs[0].done() and not (await metrics(cramped))["num_requests_running"] >= 2:
+            await asyncio.sleep(0)
+        short_s, short_text = await told(cramped, **short)
+        found = await asyncio.gather(*longs)
+        assert short_s < max(first_s for first_s, _ in found) + 0.5
+        assert [(await watched).text(), short_text] == wanted
+        assert [text for _, text in found] == [(await choice_of(cramped, TEXT, **body))["text"] for body in long]
+        await idle(cramped)
+
+
+async def told(client: httpx.AsyncClient, **body: Any) -> tuple[float, str]:
+    """When a stream's first event came, and its text."""
+    first_s, text = 0.0, ""
+    async with client.stream("POST", TEXT, json={**body, "stream": True}) as answer:
+        async for line in answer.aiter_lines():
+            first_s = first_s or time.monotonic()
+            if line.startswith("data: {"):
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+    return first_s, text
 
 
 NARROW = (
@@ -95,26 +116,51 @@ async def test_sc07_sc08_a_bounded_queue_and_urgent_calls(model: Path) -> None:
 
 
 async def overload(client: httpx.AsyncClient) -> None:
-    """SC-07: fifty calls at once on one slot and four places; half of those that stream leave."""
-    body = {"prompt": "abc", "max_tokens": 20, "ignore_eos": True}
+    """SC-07: twice fifty calls at once on one slot and four places, a third of them streams, a quarter with n=4; half
+    of the first fifty leave."""
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(base_url=client.base_url, timeout=60, limits=limits) as crowd:
-        blocker = asyncio.create_task(crowd.post(TEXT, json={**body, "max_tokens": 300}))
+        blocker = asyncio.create_task(timed(crowd, max_tokens=300))
         while not (await metrics(client))["num_requests_running"]:
             await asyncio.sleep(0)
-        calls = [crowd.post(TEXT, json={**body, "n": 1 + i % 2, "stream": i % 3 == 0}) for i in range(50)]
-        answers = await asyncio.gather(*calls)
-        refused = [answer for answer in answers if answer.status_code == 429]
-        served = [answer for answer in answers if answer.status_code == 200]
-        assert len(served) + len(refused) == 50
-        assert 4 <= len(served) < 25
-        for answer in refused:
-            assert int(answer.headers["retry-after"]) >= 1
-            assert answer.json()["error"]["code"] == "overloaded"
-        assert (await blocker).status_code == 200
-    now = await metrics(client)
-    assert now["requests_refused_total"] == len(refused)
+        assert (await metrics(client))["max_requests_waiting"] == 4
+        first = rush(crowd)
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        for call in first[::2]:
+            call.cancel()
+        stayed = await asyncio.gather(*first[1::2])
+        left = await asyncio.gather(*first[::2], return_exceptions=True)
+        again = await asyncio.gather(*rush(crowd))
+        assert (await blocker)[0].status_code == 200
+    assert any(isinstance(answer, asyncio.CancelledError) for answer in left)
+    told = [*stayed, *again, *(answer for answer in left if not isinstance(answer, BaseException))]
+    refused = [(answer, seconds) for answer, seconds in told if answer.status_code == 429]
+    served = [answer for answer, _ in told if answer.status_code == 200]
+    assert len(served) + len(refused) == len(told)
+    assert any(answer.status_code == 200 for answer, _ in again), "those who left kept their places"
+    assert len(served) < 25
+    for answer, _ in refused:
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["code"] == "overloaded"
+    assert statistics.quantiles(seconds for _, seconds in refused)[0] < REFUSED_S
+    for answer in served:
+        if not answer.headers["content-type"].startswith("text/event-stream"):
+            assert all(choice["finish_reason"] == "length" for choice in answer.json()["choices"])
+    assert (await metrics(client))["requests_refused_total"] >= len(refused)
     await idle(client)
+
+
+async def timed(client: httpx.AsyncClient, **body: Any) -> tuple[httpx.Response, float]:
+    """An answer, and how many seconds it took."""
+    start_s = time.monotonic()
+    answer = await client.post(TEXT, json={"prompt": "abc", "max_tokens": 20, "ignore_eos": True, **body})
+    return answer, time.monotonic() - start_s
+
+
+def rush(client: httpx.AsyncClient) -> list[asyncio.Task[tuple[httpx.Response, float]]]:
+    """Fifty calls at once."""
+    kinds = [{"n": 4 if i % 4 == 3 else 1, "stream": i % 3 == 0} for i in range(50)]
+    return [asyncio.create_task(timed(client, **kind)) for kind in kinds]
 
 
 async def urgency(client: httpx.AsyncClient) -> None:
