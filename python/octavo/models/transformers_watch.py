@@ -68,17 +68,20 @@ class Calls:
         self.outputs[name] = output
 
 
+def _find(module: Any, name: str) -> Any:
+    """A watched layer's parameter; that its weight was asked for is noted."""
+    if name == "weight":
+        module.read.add(module.place)
+    return nn.Module.__getattr__(module, name)
+
+
 class WatchedLinear(nn.Linear):
     """A linear layer that tells when its weight is read from outside."""
 
     read: set[str]
     place: str
 
-    def __getattr__(self, name: str) -> Any:
-        """Parameters are found here."""
-        if name == "weight":
-            self.read.add(self.place)
-        return super().__getattr__(name)
+    __getattr__ = _find
 
     def forward(self, x: Tensor) -> Tensor:
         """The product, without a reader."""
@@ -91,11 +94,7 @@ class WatchedConv1D(Conv1D):  # type: ignore[misc]
     read: set[str]
     place: str
 
-    def __getattr__(self, name: str) -> Any:
-        """Parameters are found here."""
-        if name == "weight":
-            self.read.add(self.place)
-        return super().__getattr__(name)
+    __getattr__ = _find
 
     def forward(self, x: Tensor) -> Tensor:
         """The product, without a reader."""
