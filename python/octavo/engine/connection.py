@@ -158,13 +158,16 @@ class EngineConnection:
     def _on_frame(self, body: bytes) -> None:
         """ValueError (a malformed frame) closes the connection."""
         if self._router is None:
-            self._hello.set_result(OutputProcessor(None, ()).process(body).body)
+            if not self._hello.done():  # whoever waited may have been told to stop meanwhile
+                self._hello.set_result(OutputProcessor(None, ()).process(body).body)
             return
         frame = self._router.feed(body)
         if frame.stats is not None:
             self.stats = frame.stats
-        elif frame.kind == "reply" and frame.call_id in self._calls:
-            self._calls[frame.call_id].set_result(frame.body)
+        elif frame.kind == "reply":
+            answer = self._calls.get(frame.call_id)
+            if answer is not None and not answer.done():
+                answer.set_result(frame.body)
 
     def _lost(self) -> None:
         self.fail(EngineDeadError("the engine process ended while the request was in flight"))

@@ -133,7 +133,7 @@ async def _start_in_background(context: ServerContext, run: ResponseRun, kept: K
     kept.task = asyncio.create_task(in_background(run, context, kept, started))
     accepted = dict(kept.response)
     try:
-        await started
+        await asyncio.shield(started)  # the work goes on when the caller is gone
     except Exception:
         context.responses.delete(kept.response["id"], kept.owner)
         raise
