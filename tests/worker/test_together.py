@@ -84,7 +84,7 @@ def test_such_steps_are_padded_and_told_what_is_shared(
     runner.attach(core)  # type: ignore[arg-type]
     graphs = StandIn(Captures(), [], 256)
     graphs._kinds = [decode_kind(4, 256, reads_together=True)]
-    monkeypatch.setattr(runner, "_together_graphs", graphs)
+    monkeypatch.setattr(runner._graphs, "together", graphs)
     monkeypatch.setattr(runner._model, "reads_together", True)
     told: list[tuple[int, list[int]]] = []
     forward = runner._model.forward

@@ -107,15 +107,15 @@ def test_padded_decode_steps_are_the_same(make_runner: Make, greedy: Greedy, mon
     runner = make_runner()
     core = attach(runner)
     graphs = PaddedOnly([1, 2, 4, 8])
-    monkeypatch.setattr(runner, "_graphs", graphs)
+    monkeypatch.setattr(runner._graphs, "decode", graphs)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with torch.inference_mode():
-        runner._warm_up()
+        runner._warm_up().largest(build=None)
     sequences = [HandSequence(6 - i, prompt_of(4 + i, 30 + i), list(range(1 + 9 * i, 10 + 9 * i))) for i in range(5)]
     run(runner, core, [(sequence, len(sequence.prompt)) for sequence in sequences])
     for count in (5, 3, 2, 1, 4):
         run(runner, core, [(sequence, 1) for sequence in sequences[-count:]])
-    assert graphs.ran == [8, 4, 2, 1, 4]
+    assert graphs.ran == [8, 8, 4, 2, 1, 4], "the trial, then the steps"
     for sequence in sequences:
         assert sequence.output == greedy(sequence.prompt, len(sequence.output))
 

@@ -20,10 +20,10 @@ from octavo.errors import ConfigError
 from octavo.worker.memory import make_plan
 
 SCRIPT = """
-import json, sys
+import json, sys, torch
 from octavo import LLM, SamplingParams
 from octavo.layers import recurrent
-from octavo.worker import runner
+from octavo.worker import step_graphs
 from octavo.worker import step_kinds
 from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.mixed_graphs import MixedGraphs
@@ -63,9 +63,9 @@ class Mixed(MixedGraphs):
 
 recurrent.runs_kernels = lambda device: True
 step_kinds.GRAPH_TOKENS = (6, 16)
-runner.MixedGraphs = Mixed
-runner.DecodeGraphs = StandIn
-runner.torch.cuda.synchronize = lambda: None
+step_graphs.MixedGraphs = Mixed
+step_graphs.DecodeGraphs = StandIn
+torch.cuda.synchronize = lambda: None
 prompts, options, drawing = json.loads(sys.argv[1])
 with LLM(**options) as llm:
     chores = list(llm._loop.runner.chores)

@@ -29,6 +29,11 @@ class FixedRows:
             torch.zeros(max_rows, dtype=torch.int32, device=device),
         )
 
+    @property
+    def hidden_sm(self) -> Tensor:
+        """All of the room."""
+        return self._inputs.hidden_sm
+
     def fill(self, hidden_tm: Tensor, arrays: StepArrays, count: int | Tensor, size: int) -> tuple[Tensor, StepArrays]:
         """`rows` of the step: the last tokens of its first `count` rows (int32 [1] where the device knows), then
         padding."""

@@ -38,6 +38,11 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle() if sizes else None
         self._stream: torch.cuda.Stream | None = torch.cuda.Stream() if sizes else None  # type: ignore[no-untyped-call]
 
+    @property
+    def largest(self) -> int | None:
+        """The largest size; None where no step has a graph."""
+        return self._sizes[-1] if self._sizes else None
+
     def size_for(self, num_rows: int) -> int | None:
         """The smallest size that holds the rows; None when none does."""
         place = bisect_left(self._sizes, num_rows)

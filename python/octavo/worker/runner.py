@@ -1,49 +1,42 @@
 """The runner that executes plans with PyTorch: upload, update, forward; sample; wait. What runs is the plan's business.
 
-Nothing in `launch` or `sample` waits for the device. Not here: how tokens are chosen (octavo.sampling), how attention
-reads the cache (octavo.attention), how big everything is (memory.py).
-
-Shape suffixes: t tokens, s sampled rows, m model dim.
+Nothing in `launch` or `sample` waits for the device. Not here: which graph a step runs in (step_forward.py), how tokens
+are chosen (octavo.sampling), how attention reads the cache (octavo.attention), how big everything is (memory.py).
 """
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from octavo.attention.base import make_backend
-from octavo.attention.media import MediaInput
 from octavo.attention.whole import WholeImageAttention
 from octavo.config import EngineConfig
 from octavo.models.loader import load_model
 from octavo.protocol import Progress
-from octavo.sampling.sampler import SamplePlan, Sampler
+from octavo.sampling.sampler import Sampler
 from octavo.worker.batch import OutputArenas, StepArenas
 from octavo.worker.facts import model_facts
 from octavo.worker.fixed_rows import FixedRows
-from octavo.worker.graphs import PATIENCE, DecodeGraphs
 from octavo.worker.image_facts import image_facts
 from octavo.worker.kernel_build import KernelBuild
 from octavo.worker.kv_cache import DTYPES, allocate_kv_cache
 from octavo.worker.media import StepMedia
 from octavo.worker.memory import make_plan, memory_errors
-from octavo.worker.mixed_graphs import MixedGraphs
 from octavo.worker.output_blocks import OutputBlocks
 from octavo.worker.resolve import GRAPH_BACKENDS, kv_dtype
 from octavo.worker.slots import Slots
-from octavo.worker.step_context import HeaderParts, step_context
+from octavo.worker.step_forward import StepForward
+from octavo.worker.step_graphs import StepGraphs
 from octavo.worker.step_kernels import StepKernels
-from octavo.worker.step_kinds import StepKind, decode_kind, mixed_kinds
-from octavo.worker.step_sampling import Launched, StepSampling
-from octavo.worker.together_graphs import TogetherGraphs
+from octavo.worker.step_sampling import StepSampling
 from octavo.worker.usage import rows_at_a_time
+from octavo.worker.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
@@ -52,7 +45,7 @@ if TYPE_CHECKING:
 
 ON_DEVICE = (
     "_model", "_media", "_backend", "_kernels", "_slots", "_sampler", "_sampling", "_fixed_rows", "_arenas", "_outputs",
-    "_launched", "_graphs", "_mixed_graphs", "_together_graphs", "_events", "chores", "_core",
+    "_launched", "_graphs", "_forward", "_events", "chores", "_core",
 )  # fmt: skip
 """Attributes of a runner that hold tensors, or what does; gone once it is closed."""
 
@@ -166,11 +159,13 @@ class TorchRunner:
 
     def _make_graphs(self) -> None:
         """Of each kind of step; none is captured yet."""
-        execution, max_len = self.config.execution, self.plan.max_model_len
-        sizes = execution.cuda_graph_sizes
-        self._graphs = DecodeGraphs(sizes, max_len)
-        self._mixed_graphs = MixedGraphs(self._graphs, sizes, execution.prompt_graph_tokens or 0, max_len)
-        self._together_graphs = TogetherGraphs(self._graphs, sizes if self._model.reads_together else [], max_len)
+        execution = self.config.execution
+        self._graphs = StepGraphs.make(
+            execution.cuda_graph_sizes,
+            prompt_tokens=execution.prompt_graph_tokens or 0,
+            max_model_len=self.plan.max_model_len,
+            reads_together=self._model.reads_together,
+        )
 
     def _keep_images(self) -> StepMedia | None:
         """For a model that takes images: their encoder's outputs lie in blocks of the cache."""
@@ -191,185 +186,48 @@ class TorchRunner:
     def attach(self, core: Core) -> None:
         """Allocate and register arenas; on CUDA also run the largest steps once, so that kernels are compiled, memory
         is taken, and the first request waits for neither."""
-        count = self._limits.overlap_depth + 1
         self._core = core
-        self._arenas = StepArenas(core.arena_layout, count=count, null_slot=self._slots.null_slot, device=self._device)
-        self._outputs = OutputArenas(core.output_layout, count=count, device=self._device)
+        self._allocate_arenas(core)
+        self._forward = StepForward(
+            self._model, self._backend, self._kernels, self._slots, self._kv_cache, self._limits.block_size,
+            self._media, self._fixed_rows, self._graphs, self._arenas,
+        )  # fmt: skip
         self._sampling = StepSampling(
-            self._model, self._sampler, self._graphs, self._fixed_rows, self._arenas, self._outputs,
+            self._model, self._sampler, self._graphs.decode, self._fixed_rows, self._arenas, self._outputs,
             last_token_s=self._slots.last_token_s, chunk_rows=self._chunk_rows,
         )  # fmt: skip
+        warm_up = self._warm_up()
+        self.chores = warm_up.chores()
+        if self._device.type == "cuda":
+            with memory_errors(self.config):
+                warm_up.largest(self._build)
+
+    def _allocate_arenas(self, core: Core) -> None:
+        """One more than steps in flight."""
+        count = self._limits.overlap_depth + 1
+        self._arenas = StepArenas(core.arena_layout, count=count, null_slot=self._slots.null_slot, device=self._device)
+        self._outputs = OutputArenas(core.output_layout, count=count, device=self._device)
         self._events = _events(count, self._device)
         core.register(
             [array.data for array in self._arenas.host_arrays], [array.data for array in self._outputs.host_arrays]
         )
         core.register_masks(self._sampler.masks.host.numpy().data)
-        self.chores = self._capture_ahead()
-        if self._device.type == "cuda":
-            with memory_errors(self.config):
-                self._warm_up()
 
-    def _warm_up(self) -> None:
-        self._load_products()
-        if self._build is not None:
-            self._build.wait(self._progress)
-        self._compile_mixed_steps()
-        self._progress("graphs", 0.0)
-        arenas, limits = self._arenas, self._limits
-        length = min(limits.max_num_batched_tokens, self.plan.max_model_len)
-        num_rows = min(limits.max_num_batched_tokens // length, limits.max_num_seqs)
-        arenas.fill_null_rows(0, num_rows, length)
-        hidden_tm = self._forward(arenas.upload(0), StepKind(num_rows, 0, num_rows * length, length, length)).hidden_tm
-        self._model.logits(hidden_tm[: min(limits.max_num_seqs, self._chunk_rows)])
-        for num_rows in self.config.execution.cuda_graph_sizes[-1:]:
-            arenas.fill_null_rows(0, num_rows, 1)
-            self._decode(arenas.upload(0), num_rows, self.plan.max_model_len)
-        self._sampler.warm_up(limits=False)
-        torch.cuda.synchronize()
-        self._progress("graphs", 1.0)
-
-    def _load_products(self) -> None:
-        """Start cuBLAS, which takes a while, when there is nothing else to do: the kernels are being built."""
-        some = torch.zeros(256, 256, dtype=DTYPES[self.config.model.dtype], device=self._device)
-        torch.mm(some, some)
-        torch.cuda.synchronize()
-
-    def _capture_ahead(self) -> Iterator[str]:
-        """Capture the graphs that the start left out, over rows of the null slot, and the usual ways of sampling, one
-        at a time: requests may come in between."""
-        self._sampler.warm_up(limits=True)
-        yield "sampling kernels"
-        for size, bound in self._graphs.missing():
-            self._capture_decode(size, bound)
-            yield f"graph of {size} rows, context {bound}"
-            for work in self._sampler.usual_plans():
-                self._capture_sampling(size, bound, work)
-                yield f"graph of sampling {size} rows"
-        for kind in self._together_graphs.missing():
-            self._capture_together(kind)
-            yield f"graph of {kind.num_rows} rows that share blocks, context {kind.max_kv_len}"
-        for kind in self._mixed_graphs.missing():
-            self._capture_mixed(kind)
-            yield f"graph of {kind.num_tokens} tokens, {kind.num_rows} rows"
-
-    @torch.inference_mode()
-    def _capture_mixed(self, kind: StepKind) -> None:
-        count = kind.num_decode_rows
-        self._arenas.fill_null_rows(0, count, 1)
-        self._arenas.pad_empty(0, count, kind.num_rows, count)
-        self._mixed(self._arenas.upload(0), kind)
-        torch.cuda.synchronize()
-
-    @torch.inference_mode()
-    def _capture_together(self, kind: StepKind) -> None:
-        self._arenas.fill_null_rows(0, kind.num_rows, 1)
-        self._together(self._arenas.upload(0), kind)
-        torch.cuda.synchronize()
-
-    @torch.inference_mode()
-    def _capture_decode(self, size: int, bound: int) -> Launched:
-        """Capture it, if it is not there; then it is there, and the tensors of a replay stay where they are."""
-        self._arenas.fill_null_rows(0, size, 1)
-        arena = self._arenas.upload(0)
-        self._decode(arena, size, bound)
-        return self._decode(arena, size, bound)
-
-    @torch.inference_mode()
-    def _capture_sampling(self, size: int, bound: int, work: SamplePlan) -> None:
-        """After a decode step, and after a step with prompts."""
-        launched = self._capture_decode(size, bound)
-        null_slots = np.full(size, self._slots.null_slot, dtype=np.int32)
-        after_mixed = self._fixed_rows.fill(launched.hidden_tm, launched.arrays, size, size)
-        for hidden_sm, rows in ((launched.hidden_tm[:size], launched.arrays), after_mixed):
-            for _ in range(PATIENCE):
-                self._sampling.by_graph(size, hidden_sm, rows, 0, null_slots, work)
-        torch.cuda.synchronize()
-
-    def _compile_mixed_steps(self) -> None:
-        """Compile the kernels of steps without a graph, so that no request waits for a compiler."""
-        compile_only = self._kernels.compile_only()
-        if compile_only is None:
-            return
-        self._progress("kernels", 0.0)
-        max_rows = min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens)
-        kinds = mixed_kinds(max_rows, self.plan.max_model_len)
-        self._arenas.fill_null_rows(0, max(kind.num_rows for kind in kinds), 1)
-        arena = self._arenas.upload(0)
-        with compile_only:
-            for kind in kinds:
-                self._forward(arena, kind)
-        torch.cuda.synchronize()
-        self._progress("kernels", 1.0)
+    def _warm_up(self) -> WarmUp:
+        return WarmUp(
+            self._forward, self._sampling, self._sampler, self._limits, self.plan.max_model_len, self._chunk_rows,
+            self._progress,
+        )  # fmt: skip
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See `Runner.launch`."""
         media = None if self._media is None else self._media.begin(plan, self._arenas)
-        only_decodes = plan.num_rows == plan.num_decode_rows
-        share = self._model.reads_together and self._arenas.share_blocks(plan)
-        together = graph = mixed = None
-        if media is None and share:
-            together = self._together_graphs.choose(plan)
-        if media is None and only_decodes and together is None:
-            graph = self._graphs.choose(plan.num_rows, plan.max_kv_len)
-        elif media is None and not only_decodes:
-            mixed = self._mixed_graphs.choose(plan)
-        if together is not None:
-            self._arenas.pad(plan.arena, plan.num_rows, together.num_rows)
-        if graph is not None:
-            self._arenas.pad(plan.arena, plan.num_rows, graph[0])
-        if mixed is not None:
-            self._arenas.pad_empty(plan.arena, plan.num_rows, mixed.num_rows, plan.num_tokens)
+        run = self._forward.way_of(plan, media)
         arena = self._arenas.upload(plan.arena)
         update_u3, copy_c2 = self._arenas.updates(arena, plan)
         self._kernels.apply_updates(self._slots, update_u3, self._kv_cache.lanes, copy_c2)
-        if together is not None:
-            self._launched = self._together(arena, together)
-        elif graph is not None:
-            self._launched = self._decode(arena, *graph)
-        elif mixed is not None:
-            self._launched = self._mixed(arena, mixed)
-        else:
-            sizes = plan.num_rows, plan.num_decode_rows, plan.num_tokens, plan.max_query_len, plan.max_kv_len
-            kind = StepKind(*sizes, reads_together=share)
-            self._launched = self._forward(arena, kind, media)
-
-    def _forward(self, arena: Tensor, kind: StepKind, media: MediaInput | None = None) -> Launched:
-        """Run rows of any kind as they are."""
-        arrays = self._arenas.arrays(arena, kind.num_rows, kind.num_tokens)
-        tokens = self._kernels.prepare(arrays, self._slots)
-        header = HeaderParts(self._arenas.counts(arena)[0], self._arenas.shared_blocks(arena))
-        ctx = step_context(kind, arrays, tokens, self._slots, self._kv_cache.layers, header, self._limits.block_size)
-        if self._media is not None:
-            ctx.media, ctx.rope_position_3t = media, self._media.rope_positions(tokens.position_t, arrays, media)
-        self._backend.prepare(ctx)
-        return Launched(self._model.forward(tokens.token_id_t, tokens.position_t, ctx), arrays)
-
-    def _decode(self, arena: Tensor, size: int, bound: int) -> Launched:
-        """Run `size` decode rows, padding included, with contexts up to `bound`, through their graph. The arena has one
-        address and `prepare` makes its tensors inside the graph, so a replay reads the step's own values."""
-        graph_rows = size if self._graphs.has(size, bound) else 0
-        kind = decode_kind(size, bound)
-        hidden_tm = self._graphs.run(size, bound, lambda: self._forward(arena, kind).hidden_tm)
-        return Launched(hidden_tm, self._arenas.arrays(arena, size, size), graph_rows)
-
-    def _together(self, arena: Tensor, kind: StepKind) -> Launched:
-        """As `_decode`, for rows that begin with the same blocks."""
-        size = kind.num_rows
-        graph_rows = size if self._together_graphs.has(kind) else 0
-        hidden_tm = self._together_graphs.run(kind, lambda: self._forward(arena, kind).hidden_tm)
-        return Launched(hidden_tm, self._arenas.arrays(arena, size, size), graph_rows)
-
-    def _mixed(self, arena: Tensor, kind: StepKind) -> Launched:
-        """Run a step with prompts through the graph of its kind, which leaves the rows to sample in `FixedRows`."""
-
-        def forward() -> Tensor:
-            launched = self._forward(arena, kind)
-            _, num_sampled_1 = self._arenas.counts(arena)
-            return self._fixed_rows.fill(launched.hidden_tm, launched.arrays, num_sampled_1, kind.num_rows)[0]
-
-        hidden_sm = self._mixed_graphs.run(kind, forward)
-        return Launched(hidden_sm, self._arenas.arrays(arena, kind.num_rows, kind.num_tokens), is_fixed=True)
+        self._launched = run(arena)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan) -> None:
@@ -392,8 +250,6 @@ class TorchRunner:
         circles, which are looked for here even where they were frozen."""
         if self._build is not None:
             self._build.close()
-        self._mixed_graphs.close()
-        self._together_graphs.close()
         self._graphs.close()
         self._kv_cache.layers.clear()
         self._kv_cache.lanes.clear()

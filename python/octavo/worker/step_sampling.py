@@ -1,7 +1,7 @@
 """From a step's hidden states to its tokens: which rows are sampled, where their inputs lie, and through which graph.
 
 Nothing here waits for the device (`deliver_prompt_logprobs` is called when the step has ended). Not here: how
-tokens are chosen (octavo.sampling), what a step runs before (runner.py).
+tokens are chosen (octavo.sampling), what a step runs before (step_forward.py).
 
 Shape suffixes: t tokens, s sampled rows, m model dim.
 """
@@ -23,21 +23,10 @@ from octavo.sampling.tables import start_download, upload
 from octavo.worker.batch import OutputArenas, StepArenas, StepArrays
 from octavo.worker.fixed_rows import FixedRows
 from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.step_forward import Launched
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """What `sample` needs of the step that `launch` started."""
-
-    hidden_tm: Tensor
-    arrays: StepArrays
-    graph_rows: int = 0
-    """Rows, padding included, of a decode step that a graph replayed: its tensors stay where they are. Else 0."""
-    is_fixed: bool = False
-    """`FixedRows` holds the rows that are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
