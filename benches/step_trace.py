@@ -104,7 +104,7 @@ class Trace:
 
     def _num_graphs(self) -> int:
         graphs = getattr(self._runner, "_graphs", None)
-        return len(graphs._graphs) + len(graphs._sampling) if graphs is not None else 0
+        return 0 if graphs is None else int(graphs.num_captured)
 
     def end(self) -> list[Step]:
         """Give the loop its own parts back; the steps with the device's times."""

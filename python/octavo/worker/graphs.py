@@ -124,6 +124,10 @@ class DecodeGraphs:
 
         return replay
 
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs) + len(self._sampling)
+
     def close(self) -> None:
         """Free the graphs' memory."""
         self._graphs.clear()

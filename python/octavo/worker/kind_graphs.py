@@ -40,6 +40,10 @@ class KindGraphs:
         self._graphs[kind] = self._captures.capture(forward)
         return result
 
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
     def close(self) -> None:
         """Free the graphs' memory."""
         self._graphs.clear()

@@ -32,6 +32,10 @@ class StepGraphs:
             mixed=MixedGraphs(decode, row_sizes, prompt_tokens, max_model_len),
         )
 
+    @property
+    def num_captured(self) -> int:
+        return self.together.num_captured + self.decode.num_captured + self.mixed.num_captured
+
     def close(self) -> None:
         """Free the graphs' memory."""
         self.together.close()
