@@ -95,8 +95,7 @@ class EngineClient:
         """The way to the engine. EngineDeadError while there is none, OverloadError while no more is taken."""
         if self._state == "draining":
             raise OverloadError("the engine is shutting down", DRAIN_RETRY_AFTER_S)
-        if self._closing:
-            raise EngineDeadError("the engine was closed")
+        self._check_open()
         if self._state != "ready" or self._connection is None:
             raise EngineDeadError(UNAVAILABLE[self._state])
         return self._connection
@@ -119,21 +118,31 @@ class EngineClient:
                 on_progress(stage, fraction)
 
         process, self._first = self._first or EngineProcess(self._config), None
-        handle = self._handle = await EngineHandle.open(process)
         try:
+            handle = self._handle = await EngineHandle.open(process)
+        except BaseException:
+            process.end()
+            raise
+        try:
+            self._check_open()
             await handle.ready(report)
             connection = EngineConnection(partial(self._on_lost, handle))
             facts = await connection.connect(handle.socket_path)
             if self.tokenizer is None:
                 self.tokenizer = await asyncio.to_thread(load_tokenizer, facts)
+            self._check_open()
             connection.open(facts, self.tokenizer)
         except BaseException:
             handle.kill()
             await handle.ended()
             raise
         self.facts, self._connection = facts, connection
-        if not self._closing:
-            self._set_state("ready")
+        self._set_state("ready")
+
+    def _check_open(self) -> None:
+        """EngineDeadError once this client is closed: whoever closed it did not know of the newest process."""
+        if self._closing:
+            raise EngineDeadError("the engine was closed")
 
     def kill(self) -> None:
         """End the process now; unless this client is closing, it is replaced."""
@@ -144,7 +153,7 @@ class EngineClient:
         """The frame socket has ended: if its process lives on, it is of no use."""
         if not self._closing:
             handle.kill()
-            if handle is self._handle:
+            if handle is self._handle and self._state == "ready":  # else it is being started, or was given up
                 self._set_state("restarting")
 
     async def _supervise(self) -> None:
@@ -180,6 +189,8 @@ class EngineClient:
         try:
             await self._launch()
         except Exception as error:
+            if self._closing:
+                return False
             log.error("the engine could not be restarted: %s", error, exc_info=not isinstance(error, OctavoError))
             return False
         self.num_restarts += 1
@@ -193,18 +204,26 @@ class EngineClient:
         self._closing = True
         if self._state == "ready":
             self._set_state("draining")
-        num_cut = 0 if self._connection is None else await self._drain(self._connection, drain_timeout_s)
-        if self._supervisor is None and self._handle is not None:
-            self._handle.kill()  # whoever waits for the start is told
-        elif self._handle is not None and self._supervisor is not None and not self._supervisor.done():
+        try:
+            num_cut = 0 if self._connection is None else await self._drain(self._connection, drain_timeout_s)
+            await self._end()
+        except BaseException:  # nobody waits for an orderly end any more
+            self.kill()
+            raise
+        self._set_state("dead")
+        return num_cut
+
+    async def _end(self) -> None:
+        """End the process, by force if it takes long."""
+        if self._supervisor is None:
+            self.kill()  # whoever waits for the start is told
+        elif self._handle is not None and not self._supervisor.done():
             self._handle.stop()
             try:
                 await asyncio.wait_for(asyncio.shield(self._supervisor), STOP_TIMEOUT_S)
             except TimeoutError:
-                self._handle.kill()
+                self.kill()
                 await self._supervisor
-        self._set_state("dead")
-        return num_cut
 
     @staticmethod
     async def _drain(connection: EngineConnection, timeout_s: float) -> int:

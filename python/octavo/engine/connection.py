@@ -79,6 +79,7 @@ class EngineConnection:
         self.drained = asyncio.Event()
         """Set whenever the last request ends; whoever waits for it clears it first."""
         self._on_lost = on_lost
+        self._is_lost = False
         self._protocol = FrameProtocol(self._on_frame, self._lost)
         self._router: FrameRouter | None = None
         self._streams: dict[str, Stream] = {}
@@ -92,7 +93,9 @@ class EngineConnection:
         return ModelFacts.from_json(await self._hello)
 
     def open(self, facts: ModelFacts, tokenizer: Tokenizer | None) -> None:
-        """Take requests from now on."""
+        """Take requests from now on. EngineDeadError when the engine has gone since `connect`: nobody would be told."""
+        if self._is_lost:
+            raise EngineDeadError("the engine process ended before it was ready")
         self._router = FrameRouter(facts, tokenizer, self._protocol.send, self.drained.set)
 
     def close(self) -> None:
@@ -170,5 +173,6 @@ class EngineConnection:
                 answer.set_result(frame.body)
 
     def _lost(self) -> None:
+        self._is_lost = True
         self.fail(EngineDeadError("the engine process ended while the request was in flight"))
         self._on_lost()

@@ -17,10 +17,16 @@ from octavo.engine import control
 from octavo.engine.spawn import EngineProcess
 from octavo.errors import EngineDeadError
 
+MAX_LINE_BYTES = 1 << 24
+"""Of what the process says: an error may name every tensor of a model."""
+
 
 def describe_exit(code: int) -> str:
     """'exit code 3', or the signal's name."""
-    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"exit code {code}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"
 
 
 class EngineHandle:
@@ -39,7 +45,7 @@ class EngineHandle:
     @classmethod
     async def open(cls, process: EngineProcess) -> EngineHandle:
         """The handle of a process that was just started."""
-        return cls(process, *await asyncio.open_unix_connection(sock=process.control))
+        return cls(process, *await asyncio.open_unix_connection(sock=process.control, limit=MAX_LINE_BYTES))
 
     async def _read(self) -> bytes:
         """The next line; b"" when the process is gone."""
@@ -77,8 +83,9 @@ class EngineHandle:
             return self._process.wait()
 
     def stop(self) -> None:
-        """Ask the process to end after its current step."""
-        self._writer.write(control.encode("stop"))
+        """Ask the process to end after its current step. One that is gone needs no asking."""
+        if not self._writer.is_closing():
+            self._writer.write(control.encode("stop"))
 
     def kill(self) -> None:
         """End the process now."""

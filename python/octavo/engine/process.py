@@ -122,7 +122,10 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     pipe = ControlSocket(fd)
-    start = control.Start.decode(pipe.read())
+    line = pipe.read()
+    if not line:  # the parent was gone before it could say what to load
+        return
+    start = control.Start.decode(line)
     pipe.on_stop = lambda: abandon(start.socket_path)
     logs.configure(start.log_level, start.log_format)
     pipe.watch()

@@ -7,6 +7,7 @@ here so that torch stays out of the parent).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -41,17 +42,25 @@ class EngineProcess:
     """A process that has been told what to load; whoever made it has to see to its end."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.control, theirs = socket.socketpair()
-        """The parent's end of what control.py describes."""
-        with theirs:
-            command = [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), json.dumps(sys.path)]
-            self.popen = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        self.socket_path = str(private_folder() / "engine.sock")
+        folder = private_folder()
+        self.socket_path = str(folder / "engine.sock")
         """Where it serves frames, once it is ready."""
         level = logging.getLogger("octavo").getEffectiveLevel()
-        self.control.sendall(control.Start(config, self.socket_path, level, logs.kind_in_use()).encode())
+        start = control.Start(config, self.socket_path, level, logs.kind_in_use())
+        self.control, theirs = socket.socketpair()
+        """The parent's end of what control.py describes."""
+        try:
+            with theirs:
+                command = [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), json.dumps(sys.path)]
+                self.popen = subprocess.Popen(
+                    command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            with contextlib.suppress(ConnectionError):  # one that has ended already is noticed by who waits for it
+                self.control.sendall(start.encode())
+        except BaseException:  # a process that was told nothing ends by itself
+            self.control.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def end(self) -> None:
         """Kill it, unless it has ended; what it left on the file system is removed."""
