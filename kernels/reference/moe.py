@@ -1,4 +1,5 @@
-"""What a mixture of experts computes (kernels/triton/moe_*.py): router, top-k, experts of gated MLPs, weighted sum.
+"""What a mixture of experts computes (kernels/triton/moe_*.py): router, top-k, experts (gated MLPs, or MLPs without
+a gate), weighted sum.
 
 Shape suffixes: m rows, h model dim, e experts, j choices, i inner dim, f flat pairs (row * TOP_K + choice).
 """
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from octavo.kernels.reference.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +99,23 @@ def experts(
     down_bias_eh: Tensor | None = None,
     limit: float = 0.0,
     slope: float = 1.0,
+    activation: str = "silu",
+    is_gated: bool = True,
     round_inner: Callable[[Tensor], Tensor] = lambda inner_ri: inner_ri,
 ) -> Tensor:
-    """Sum over choices of weight * down(silu(gate) * up), fp32 [m, h]; with a `limit`, of `clamped` activations.
-    `round_inner` is what happens to activations on their way into the second product (e4m3 in groups, for one)."""
+    """Sum over choices of weight * down(act(gate) * up), fp32 [m, h]; with a `limit`, of `clamped` activations; not
+    `is_gated`, of act(up), for which `gate_up` has up alone. `round_inner` is what happens to activations on their way
+    into the second product (e4m3 in groups, for one)."""
     out_mh = torch.zeros(x_mh.shape, dtype=torch.float32, device=x_mh.device)
     for expert in range(gate_up_e2ih.shape[0]):
         row, choice = (expert_mj == expert).nonzero(as_tuple=True)
         first, second = (None if b is None else b[expert].float() for b in (gate_up_bias_e2i, down_bias_eh))
-        gate_ri, up_ri = F.linear(x_mh[row].float(), gate_up_e2ih[expert].float(), first).chunk(2, dim=-1)
-        inner_ri = clamped(gate_ri, up_ri, limit, slope) if limit else F.silu(gate_ri) * up_ri
+        gate_up_rn = F.linear(x_mh[row].float(), gate_up_e2ih[expert].float(), first)
+        if is_gated:
+            gate_ri, up_ri = gate_up_rn.chunk(2, dim=-1)
+            inner_ri = clamped(gate_ri, up_ri, limit, slope) if limit else ACTIVATIONS[activation](gate_ri) * up_ri
+        else:
+            inner_ri = ACTIVATIONS[activation](gate_up_rn)
         y_rh = F.linear(round_inner(inner_ri), down_ehi[expert].float(), second)
         out_mh.index_add_(0, row, y_rh * weight_mj[row, choice, None].float())
     return out_mh

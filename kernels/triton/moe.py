@@ -49,7 +49,9 @@ def decode(
     eps: float,
 ) -> list[Launch]:
     """residual += experts(norm(residual)), and the next norm's inputs with its gain `gain_n`; `partials` sums of
-    squares a row come with the stream."""
+    squares a row come with the stream. Experts are gated by silu or clamped (`Experts.limit`)."""
+    assert experts.is_gated, "the kernel of one row knows gated experts only"
+    assert experts.activation == "silu", "and this activation"
     x_mh, routing = stream.gained_mn[:num_rows], buffers.routing
     number_mh = None if experts.scales is None or num_rows == 1 else buffers.number_mh[:num_rows]
     found = [
@@ -97,7 +99,8 @@ def kinds_of_steps(num_experts: int, top_k: int) -> list[int]:
 
 def _compile_all(experts: Experts, x_mh: Tensor, scores: Tensor | Chosen, pdl: bool) -> None:
     """Compile the kernels of any number of rows, once for experts of these sizes."""
-    options = experts.limit, experts.slope, experts.down_bias_eh is not None, isinstance(scores, tuple)
+    kind = experts.is_gated, experts.activation, experts.limit, experts.slope
+    options = (*kind, experts.down_bias_eh is not None, isinstance(scores, tuple))
     sizes = experts.num_experts, experts.top_k, experts.renormalize, experts.block, experts.down_ehi.shape
     key = (*sizes, *options, experts.down_ehi.dtype, x_mh.dtype, x_mh.device)
     if key in _compiled:

@@ -27,8 +27,8 @@ ROW_NUMBERS = FP8
 
 @dataclass(frozen=True, slots=True)
 class ExpertScales:
-    """fp32 scales of experts in e4m3: of output channels, gate_up [e, 2 i] and down [e, h]; or of squares of `block`
-    rows and columns, gate_up [e, 2 i / block, h / block] and down [e, h / block, i / block]."""
+    """fp32 scales of experts in e4m3: of output channels, gate_up [e, 2 i] (or [e, i]) and down [e, h]; or of squares
+    of `block` rows and columns, gate_up [e, 2 i / block, h / block] and down [e, h / block, i / block]."""
 
     gate_up: Tensor
     down: Tensor
@@ -42,10 +42,11 @@ class ExpertScales:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """One layer's weights: router [e, h], gate above up [e, 2 i, h], down [e, h, i]; and how rows are routed.
+    """One layer's weights: router [e, h], gate above up [e, 2 i, h] (not `is_gated`: up alone, [e, i, h]), down
+    [e, h, i]; and how rows are routed.
 
-    Biases are the products', [e, 2 i] and [e, h]. `limit` and `slope` are of the clamped activation
-    (reference/moe.py); a limit of 0 means silu(gate) * up.
+    Biases are the products', as long as their matrices are high. `limit` and `slope` are of the clamped activation
+    (reference/moe.py); a limit of 0 means another one, by its name in reference/activations.py.
     """
 
     router_eh: Tensor
@@ -61,6 +62,8 @@ class Experts:
     """Of matrices in e4m3."""
     router_bias_e: Tensor | None = None
     """Decode steps add it to the router's logits; other rows come with finished ones."""
+    activation: str = "silu"
+    is_gated: bool = True
 
     @property
     def block(self) -> int:

@@ -1,6 +1,7 @@
 """Products of a mixture of experts over rows sorted by expert (moe_route.py), and the sum of each row's experts.
 
-The first product gathers its rows by index and applies the gated activation, the second weighs its rows and scatters
+The first product gathers its rows by index and applies the activation (GATED: to the first of two matrices, whose
+product with the other it leaves), the second weighs its rows and scatters
 them by pair; the sum adds a row's pairs in the order of its choices, so no result depends on which program came first.
 Weights, and the second product's rows, are read by the tensor memory accelerator where there is one (TMA), by pointers
 elsewhere; tiles that hold no pair end at once, so only chosen experts are read. What is read before the wait and
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from octavo.kernels.triton.activations import activated
 
 
 @triton.jit
@@ -63,13 +66,15 @@ def expert_gemm(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr,  # first product: x by row, y by place; else second: x by place, y by pair
+    FIRST: tl.constexpr,  # first product: x by row, y by place; else second: x by place, y by pair
+    GATED: tl.constexpr,  # the first product has two matrices, gate above up
+    ACTIVATION: tl.constexpr,  # of the first product, by its name in reference/activations.py
     SCALED: tl.constexpr,  # the first product's rows are still to be scaled by scale_m
     SWAP_AB: tl.constexpr,  # weights as the left operand, so that BLOCK_M may be below 64
     FP8: tl.constexpr,  # weights and rows in e4m3
     W_BLOCK: tl.constexpr,  # side of the blocks of weights that share a scale; 0: output channels have one
     BIASED: tl.constexpr,  # all experts' biases, stacked as their matrices
-    LIMIT: tl.constexpr,  # the gated activation's clamp (reference/moe.py: clamped); 0: silu(gate) * up
+    LIMIT: tl.constexpr,  # the clamp of gpt-oss's activation (reference/moe.py: clamped); 0: it is another
     SLOPE: tl.constexpr,
     TMA: tl.constexpr,
     PDL: tl.constexpr,
@@ -77,7 +82,7 @@ def expert_gemm(
     n0 = tl.program_id(0) * BLOCK_N
     tile = tl.program_id(1)
     s = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    if GATED and PDL:  # the second product's indices are two kernels old
+    if FIRST and PDL:  # the second product's indices are two kernels old
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.load(expert_t + tile, cache_modifier=".cg")
@@ -85,13 +90,13 @@ def expert_gemm(
         return
     pair = tl.load(pair_s + s, cache_modifier=".cg")
     is_real = pair >= 0
-    if PDL and not GATED:
+    if PDL and not FIRST:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     MATRICES: tl.constexpr = 2 if GATED else 1
     first_row = expert * (MATRICES * N) + n0
-    source = (tl.where(is_real, pair, 0) // TOP_K) if GATED else s
-    X_TMA: tl.constexpr = TMA and not GATED  # places follow each other; those without a pair keep what they hold
+    source = (tl.where(is_real, pair, 0) // TOP_K) if FIRST else s
+    X_TMA: tl.constexpr = TMA and not FIRST  # places follow each other; those without a pair keep what they hold
     if not X_TMA:
         k = tl.arange(0, BLOCK_K)
         x_rows = x_rk + source.to(tl.int64)[:, None] * K + k[None, :]
@@ -100,7 +105,7 @@ def expert_gemm(
     acc = tl.zeros([R, C], tl.float32)
     up = tl.zeros([R, C], tl.float32)
     M_AXIS: tl.constexpr = 0 if SWAP_AB else 1
-    GROUPED: tl.constexpr = FP8 and not GATED
+    GROUPED: tl.constexpr = FP8 and not FIRST
     PIECEWISE: tl.constexpr = GROUPED or (FP8 and W_BLOCK > 0)  # products of BLOCK_K features are scaled one by one
     GROUPS: tl.constexpr = K // BLOCK_K
     for k0 in range(0, K, BLOCK_K):
@@ -131,30 +136,30 @@ def expert_gemm(
         acc = acc * tl.expand_dims(tl.load(channel), 1 - M_AXIS)
         if GATED:
             up = up * tl.expand_dims(tl.load(channel + N), 1 - M_AXIS)
-    if GATED:
-        if SCALED:
-            scale = tl.expand_dims(tl.load(scale_m + source, mask=is_real, other=0.0), M_AXIS)
-            acc = acc * scale
-            up = up * scale
-        if BIASED:
-            bias = bias_n + expert.to(tl.int64) * (2 * N) + n0 + tl.arange(0, BLOCK_N)
-            acc += tl.expand_dims(tl.load(bias).to(tl.float32), 1 - M_AXIS)
+    if FIRST and SCALED:
+        scale = tl.expand_dims(tl.load(scale_m + source, mask=is_real, other=0.0), M_AXIS)
+        acc = acc * scale
+        up = up * scale
+    if BIASED:
+        bias = bias_n + expert.to(tl.int64) * (MATRICES * N) + n0 + tl.arange(0, BLOCK_N)
+        acc += tl.expand_dims(tl.load(bias).to(tl.float32), 1 - M_AXIS)
+        if GATED:
             up += tl.expand_dims(tl.load(bias + N).to(tl.float32), 1 - M_AXIS)
+    if FIRST:
         if LIMIT > 0:
             acc = tl.minimum(acc, LIMIT)
             up = tl.maximum(tl.minimum(up, LIMIT), -LIMIT) + 1.0
             acc = acc / (1.0 + tl.exp(-SLOPE * acc)) * up
         else:
-            acc = acc / (1.0 + tl.exp(-acc)) * up
+            acc = activated(acc, ACTIVATION)
+            if GATED:
+                acc = acc * up
         if FP8:
             group_scale = tl.maximum(tl.max(tl.abs(acc), M_AXIS), 1e-12) / 448.0
             tl.store(y_scale_sg + s * (N // BLOCK_N) + tl.program_id(0), group_scale, mask=is_real)
             acc = acc / tl.expand_dims(group_scale, M_AXIS)
         target = s
     else:
-        if BIASED:
-            bias = bias_n + expert.to(tl.int64) * N + n0 + tl.arange(0, BLOCK_N)
-            acc += tl.expand_dims(tl.load(bias).to(tl.float32), 1 - M_AXIS)
         acc = acc * tl.expand_dims(tl.load(weight_f + pair, mask=is_real, other=0.0), M_AXIS)
         target = pair
     n = tl.expand_dims(n0 + tl.arange(0, BLOCK_N), 1 - M_AXIS)

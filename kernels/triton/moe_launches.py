@@ -172,7 +172,15 @@ def gate_up(
 ) -> Launch:
     """Of rows by index (in e4m3 if the experts are), each still to be scaled if `is_scaled`."""
     args = {"x_rk": x_mh, "y_rn": inner.number_si, "y_scale_sg": inner.scale_f}
-    constants = {"N": experts.inner, "K": experts.width, "GATED": True, "SCALED": is_scaled, "LIMIT": experts.limit}
+    constants = {
+        "N": experts.inner,
+        "K": experts.width,
+        "FIRST": True,
+        "GATED": experts.is_gated,
+        "ACTIVATION": experts.activation,
+        "SCALED": is_scaled,
+        "LIMIT": experts.limit,
+    }
     weight, bias = experts.gate_up_e2ih, experts.gate_up_bias_e2i
     scale = None if experts.scales is None else experts.scales.gate_up
     return _gemm(experts, weight, bias, scale, routing, tile, num_tiles, args, constants)
@@ -181,7 +189,8 @@ def gate_up(
 def down(experts: Experts, routing: Routing, inner: InnerRows, pair_fh: Tensor, tile: Tile, num_tiles: int) -> Launch:
     """Of places, to pairs."""
     args = {"x_rk": inner.number_si, "x_scale_sg": inner.scale_f, "y_rn": pair_fh}
-    constants = {"N": experts.width, "K": experts.inner, "GATED": False, "SCALED": False, "LIMIT": 0.0}
+    constants: dict[str, Any] = {"N": experts.width, "K": experts.inner, "FIRST": False, "GATED": False}
+    constants |= {"ACTIVATION": "", "SCALED": False, "LIMIT": 0.0}
     weight, bias = experts.down_ehi, experts.down_bias_eh
     scale = None if experts.scales is None else experts.scales.down
     return _gemm(experts, weight, bias, scale, routing, tile, num_tiles, args, constants)
@@ -216,7 +225,7 @@ def _gemm(
         "y_scale_sg": routing.scale_m,
     }
     shared |= args
-    shared["x_rk"] = operand(args["x_rk"], tile.block_m, by_tma=tma and not constants["GATED"])
+    shared["x_rk"] = operand(args["x_rk"], tile.block_m, by_tma=tma and not constants["FIRST"])
     constants = constants | {
         "TOP_K": experts.top_k,
         "BLOCK_M": tile.block_m,

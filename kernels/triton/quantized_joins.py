@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.reference.quantize_rows import FP8
+from octavo.kernels.triton.activations import activated
 from octavo.kernels.triton.handles import launch
 
 
@@ -65,8 +66,7 @@ def quantized_silu_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     gate_i = tl.load(gate_up_ptr + row * (2 * DIM) + dim_i, mask=inside, other=0.0)
     up_i = tl.load(gate_up_ptr + row * (2 * DIM) + DIM + dim_i, mask=inside, other=0.0)
-    wide_i = gate_i.to(tl.float32)
-    active_i = (wide_i / (1.0 + tl.exp(-wide_i))).to(gate_i.dtype)
+    active_i = activated(gate_i.to(tl.float32), "silu").to(gate_i.dtype)
     result_i = (active_i.to(tl.float32) * up_i.to(tl.float32)).to(gate_i.dtype)
     store_quantized(result_i.to(tl.float32), dim_i, inside, number_ptr, scale_ptr, row, DIM)
 

@@ -14,6 +14,7 @@ import torch
 from fused_steps import relative_error
 from torch import Tensor
 
+from octavo.kernels.reference.activations import ACTIVATIONS
 from octavo.kernels.reference.moe import Rule, choose, dequantize_squares, route, sort_pairs
 from octavo.kernels.reference.moe import experts as reference_experts
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_rows
@@ -39,15 +40,17 @@ SHAPES: dict[str, tuple[int, int, int, int, bool]] = {
 LAYERED_SHAPES = {**SHAPES, "more-than-compared": (300, 3, 32, 16, True)}
 
 
-def make_experts(shape: str, seed: int = 0) -> Experts:
+def make_experts(shape: str, seed: int = 0, activation: str = "silu", *, is_gated: bool = True) -> Experts:
     num_experts, top_k, width, inner, renormalize = LAYERED_SHAPES[shape]
     torch.manual_seed(seed)
 
     def matrix(*sizes: int) -> Tensor:
         return torch.randn(*sizes) * sizes[-1] ** -0.5
 
-    gate_up, down = matrix(num_experts, 2 * inner, width), matrix(num_experts, width, inner)
-    return Experts(2 * matrix(num_experts, width), gate_up, down, top_k, renormalize)
+    rows = 2 * inner if is_gated else inner
+    gate_up, down = matrix(num_experts, rows, width), matrix(num_experts, width, inner)
+    router = 2 * matrix(num_experts, width)
+    return Experts(router, gate_up, down, top_k, renormalize, activation=activation, is_gated=is_gated)
 
 
 def quantized(matrix: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +94,11 @@ def run(launches: list[Launch]) -> None:
 
 def expected_of(experts: Experts, x_mh: Tensor) -> Tensor:
     expert_mj, weight_mj = route(x_mh @ experts.router_eh.T, experts.top_k, experts.renormalize)
-    return reference_experts(x_mh, expert_mj, weight_mj, experts.gate_up_e2ih, experts.down_ehi)
+    return reference_experts(
+        x_mh, expert_mj, weight_mj, experts.gate_up_e2ih, experts.down_ehi,
+        gate_up_bias_e2i=experts.gate_up_bias_e2i, down_bias_eh=experts.down_bias_eh,
+        activation=experts.activation, is_gated=experts.is_gated,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [1, 2, 40])
@@ -208,6 +215,39 @@ def test_biases_and_clamped_activations(rows: int, chosen: bool) -> None:
     expected = reference_experts(x_mh, expert_mj, weight_mj, *matrices, **options)
     assert relative_error(out_mh, expected) < 1e-5
     assert relative_error(expected, reference_experts(x_mh, expert_mj, weight_mj, *matrices)) > 0.1
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_and_experts_without_gates(activation: str, is_gated: bool) -> None:
+    """With biases; a row of NaN stays one, and beside no other."""
+    plain = make_experts("odd", 3, activation, is_gated=is_gated)
+    rows, width = plain.gate_up_e2ih.shape[1], plain.width
+    experts = replace(plain, gate_up_bias_e2i=0.5 * torch.randn(5, rows), down_bias_eh=0.5 * torch.randn(5, width))
+    x_mh = 3 * torch.randn(20, width)
+    logit_me = x_mh @ experts.router_eh.T
+    want_mh, out_mh = expected_of(experts, x_mh), torch.full_like(x_mh, torch.nan)
+    run(moe.forward(experts, x_mh, logit_me, out_mh))
+    assert relative_error(out_mh, want_mh) < 1e-5
+    others = [replace(experts, activation=other) for other in ACTIVATIONS if other != activation]
+    assert min(relative_error(expected_of(other, x_mh), want_mh) for other in others) > 5e-5
+    x_mh[7] = torch.nan
+    run(moe.forward(experts, x_mh, logit_me, out_mh))
+    assert out_mh.isnan().any(1).nonzero().flatten().tolist() == [7]
+    assert out_mh[7].isnan().all()
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("shape", EIGHT_SHAPES)
+def test_experts_without_gates_in_e4m3(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe_experts, "ROW_NUMBERS", torch.float32)
+    width, inner, block = EIGHT_SHAPES[shape]
+    monkeypatch.setitem(LAYERED_SHAPES, shape, (6, 2, width, inner, True))
+    experts, exact = make_eight(make_experts(shape, rows, "relu2", is_gated=False), block)
+    x_mh = torch.randn(rows, width)
+    out_mh = torch.full_like(x_mh, torch.nan)
+    run(moe.forward(experts, x_mh, x_mh @ experts.router_eh.T, out_mh))
+    assert relative_error(out_mh, expected_of(exact, x_mh)) < 1e-5
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sm90_compile import Compiled, compile_launch
 
+from octavo.kernels.reference.activations import ACTIVATIONS
 from octavo.kernels.reference.moe import Rule
 from octavo.kernels.triton import moe, moe_launches
 from octavo.kernels.triton.launch import Launch
@@ -21,6 +22,7 @@ from octavo.kernels.triton.skinny_table import BUCKETS
 META = torch.device("meta")
 SHAPES = {"qwen3-30b-a3b": (128, 8, 2048, 768), "mixtral-8x7b": (8, 2, 4096, 14336)}
 LAYERED_SHAPES = {**SHAPES, "qwen3-next-80b": (512, 10, 2048, 512)}
+WITHOUT_GATES = {"nemotron-3-nano": (128, 6, 2688, 1856), "wide": (64, 4, 2048, 1024)}
 """Name -> (experts, top k, width, inner)."""
 KINDS = ("half", "channels", "squares")
 """Of weights: bf16, or e4m3 with scales of channels or squares."""
@@ -33,19 +35,22 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def make_experts(shape: str, kind: str = "half") -> Experts:
-    num_experts, top_k, width, inner = LAYERED_SHAPES[shape]
+def make_experts(shape: str, kind: str = "half", activation: str = "silu") -> Experts:
+    num_experts, top_k, width, inner = (LAYERED_SHAPES | WITHOUT_GATES)[shape]
+    is_gated = shape not in WITHOUT_GATES
+    rows = 2 * inner if is_gated else inner
     dtype, scales = torch.bfloat16, None
     if kind != "half":
         dtype, block = torch.float8_e4m3fn, 128 if kind == "squares" else 0
-        sizes = (2 * inner, width) if not block else (2 * inner // block, width // block)
+        sizes = (rows, width) if not block else (rows // block, width // block)
         scales = ExpertScales(
             empty(num_experts, *(sizes if block else sizes[:1]), dtype=torch.float32),
             empty(num_experts, *((width // block, inner // block) if block else (width,)), dtype=torch.float32),
             block,
         )
-    gate_up, down = empty(num_experts, 2 * inner, width, dtype=dtype), empty(num_experts, width, inner, dtype=dtype)
-    return Experts(empty(num_experts, width), gate_up, down, top_k, True, scales=scales)
+    gate_up, down = empty(num_experts, rows, width, dtype=dtype), empty(num_experts, width, inner, dtype=dtype)
+    router = empty(num_experts, width)
+    return Experts(router, gate_up, down, top_k, True, scales=scales, activation=activation, is_gated=is_gated)
 
 
 def decode_launches(experts: Experts, rows: int) -> list[Launch]:
@@ -71,6 +76,19 @@ def test_decode(shape: str, kind: str, rows: int) -> None:
 @pytest.mark.parametrize("shape", LAYERED_SHAPES)
 def test_prompts(shape: str, kind: str, rows: int) -> None:
     check(prompt_launches(make_experts(shape, kind), rows))
+
+
+@pytest.mark.parametrize("rows", [1, 600, 8192])
+@pytest.mark.parametrize(
+    ("shape", "kind"), [("nemotron-3-nano", "half"), ("nemotron-3-nano", "channels"), ("wide", "squares")]
+)
+def test_prompts_without_gates(shape: str, kind: str, rows: int) -> None:
+    check(prompt_launches(make_experts(shape, kind, "relu2"), rows))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str) -> None:
+    check(prompt_launches(make_experts("mixtral-8x7b", "half", activation), 256))
 
 
 def test_without_tensor_memory_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +147,11 @@ def check_gemm(launch: Launch, compiled: Compiled) -> None:
     """All products in wgmma, weights by the tensor memory accelerator, as deep a pipeline as asked for."""
     constants = launch.constants
     matrices = 2 if constants["GATED"] else 1
-    item = launch.args["y_rn"].element_size() if constants["GATED"] else launch.args["x_rk"].base.element_size()
+    item = launch.args["y_rn"].element_size() if constants["FIRST"] else launch.args["x_rk"].base.element_size()
     stage = item * constants["BLOCK_K"] * (matrices * constants["BLOCK_N"] + constants["BLOCK_M"])
     assert item == 1 if constants["FP8"] else item == 2
     assert compiled.num_wgmma >= matrices * (constants["BLOCK_K"] * item // 32), launch
     assert compiled.num_mma == 0, launch
     assert compiled.num_tma_loads >= matrices * launch.num_stages
     assert compiled.shared_bytes >= launch.num_stages * stage, launch
+    assert compiled.depths == (launch.num_stages,), launch

@@ -16,6 +16,7 @@ from octavo.config import make_engine_config
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.triton.invariant_gemm import invariant_launch, kinds_of_rows, ring_config
 from octavo.kernels.triton.invariant_heads import heads_launch
+from octavo.kernels.triton.skinny_table import SHARED_BYTES
 from octavo.layers.invariant import INVARIANT, invariant_heads, invariant_logits, invariant_scores
 from octavo.layers.moe import SparseMLP
 from octavo.models.config import NormalConfig, normalize_config
@@ -52,7 +53,10 @@ def test_products_compile_for_sm90(rows: int, out: torch.dtype) -> None:
     launch = invariant_launch(x, weight, None, torch.empty(rows, n, dtype=out, device="meta"), tma=True)
     compiled = compile_launch(launch)
     assert compiled.spill_bytes == 0
+    assert compiled.shared_bytes <= SHARED_BYTES
     assert compiled.num_wgmma > 0
+    assert compiled.depths == (launch.num_stages,)
+    assert compiled.num_tma_loads == 2 * launch.num_stages, "x and W, once for each stage"
     assert compiled.num_mma == 0, "sums of wgmma and mma.sync differ"
 
 
@@ -64,9 +68,13 @@ def test_products_of_heads_compile_for_sm90(dtype: torch.dtype, is_transposed: b
     weight = up[:, 128:].transpose(1, 2) if is_transposed else up[:, :128]
     k, n = weight.shape[1:]
     x, y = (torch.empty(7, 128, size + 64, dtype=dtype, device="meta")[..., :size] for size in (k, n))
-    compiled = compile_launch(heads_launch(x, weight, y))
+    launch = heads_launch(x, weight, y)
+    compiled = compile_launch(launch)
     assert compiled.spill_bytes == 0
-    assert compiled.num_wgmma == 0 or compiled.num_mma == 0
+    is_half = dtype == BF16
+    assert (compiled.num_wgmma > 0) == is_half
+    assert compiled.num_mma == 0
+    assert compiled.depths == (launch.num_stages - (0 if is_half else 1),)
 
 
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (28672, 4096), (4096, 14336), (151936, 1024), (1536, 576)])
@@ -111,7 +119,7 @@ def test_models_without_such_layers_are_refused() -> None:
     with pytest.raises(ModelError, match=r"--deterministic can't run --quantization fp8"):
         build_model(small_config(), dtype=BF16, device=meta, deterministic=True, quantization="fp8")
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "model_type": "mixtral"}
-    mixture = small_config(architectures=["MixtralForCausalLM"], hidden_act="gelu", **experts)
+    mixture = small_config(architectures=["MixtralForCausalLM"], intermediate_size=40, **experts)
     with pytest.raises(ModelError, match=r"--deterministic can't run these experts"):
         build_model(mixture, dtype=BF16, device=meta, deterministic=True)
 

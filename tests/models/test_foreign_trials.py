@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from octavo.models.transformers_experts import ExpertsMatch, try_experts
+from octavo.layers.activation import ACTIVATIONS
+from octavo.models.transformers_experts import ACTS, ExpertsMatch, try_experts
 from octavo.models.transformers_trials import UnlikeError, try_gated_mlp, try_norm
 
 DIM, EPS = 24, 1e-5
@@ -169,22 +170,27 @@ def test_mlps_that_are_not(mlp: nn.Module, words: str) -> None:
 
 
 class ManyMLPs(nn.Module):
-    """Experts of 32 -> 64 -> 32 features, chosen by somebody else; what each gives, by a formula of (gate, up)."""
+    """Experts of 32 -> 64 -> 32 features, chosen by somebody else; what each gives, by a formula of (gate, up), or
+    (not `is_gated`) of up alone."""
 
-    def __init__(self, formula: Callable[[Tensor, Tensor], Tensor], *, is_turned: bool = False) -> None:
+    def __init__(self, formula: Callable[..., Tensor], *, is_turned: bool = False, is_gated: bool = True) -> None:
         super().__init__()
-        self.formula, self.is_turned = formula, is_turned
-        sizes = [(5, 128, 32), (5, 32, 64)]
-        self.gate_up_proj, self.down_proj = (nn.Parameter(torch.empty(size, device=META)) for size in sizes)
+        self.formula, self.is_turned, self.is_gated = formula, is_turned, is_gated
+        first, down = (nn.Parameter(torch.empty(size, device=META)) for size in ((5, 128, 32), (5, 32, 64)))
+        if is_gated:
+            self.gate_up_proj = first
+        else:
+            self.up_proj = nn.Parameter(first[:, :64])
+        self.down_proj = down
 
     def forward(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Each row's sum, one product after the other."""
         total = torch.zeros_like(rows)
         for row, (chosen, shares) in enumerate(zip(experts, weights, strict=True)):
             for expert, share in zip(chosen.tolist(), shares, strict=True):
-                both = F.linear(rows[row], self.gate_up_proj[expert])
-                gate, up = (both[::2], both[1::2]) if self.is_turned else both.chunk(2, -1)
-                total[row] += F.linear(self.formula(gate, up), self.down_proj[expert]) * share
+                first = F.linear(rows[row], self.gate_up_proj[expert] if self.is_gated else self.up_proj[expert])
+                parts = (first[::2], first[1::2]) if self.is_turned else first.chunk(2 if self.is_gated else 1, -1)
+                total[row] += F.linear(self.formula(*parts), self.down_proj[expert]) * share
         return total
 
 
@@ -197,14 +203,30 @@ def test_experts_that_are_ours(dtype: torch.dtype) -> None:
     assert try_experts(module, GIVEN, dtype) == ExpertsMatch(32, 64, 5, 3)
 
 
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("act", ACTS)
+def test_activations_of_experts(act: str, is_gated: bool) -> None:
+    """Gelu and its approximation are told from each other."""
+    function = ACTIVATIONS[act]
+    formula = (lambda gate, up: function(gate) * up) if is_gated else function
+    module = ManyMLPs(formula, is_gated=is_gated).requires_grad_(False)
+    found = try_experts(module, GIVEN, torch.float32)
+    assert found == ExpertsMatch(32, 64, 5, 3, act, is_gated)
+    slots = found.make("mlp.experts", dtype=torch.bfloat16, device=META).slots()
+    shapes = {name.removeprefix("mlp.experts."): list(slot.shape) for name, slot in slots.items()}
+    first = {"gate_up_proj": [5, 128, 32]} if is_gated else {"up_proj": [5, 64, 32]}
+    assert shapes == {**first, "down_proj": [5, 32, 64]}
+
+
 @pytest.mark.parametrize(
     ("module", "given", "words"),
     [
         (ManyMLPs(lambda gate, up: F.silu(gate) * up, is_turned=True), GIVEN, "other numbers"),
-        (ManyMLPs(lambda gate, up: F.gelu(gate) * up), GIVEN, "other numbers"),
+        (ManyMLPs(lambda gate, up: torch.tanh(gate) * up), GIVEN, "other numbers"),
+        (ManyMLPs(F.elu, is_gated=False), GIVEN, "other numbers"),
         (ManyMLPs(lambda gate, up: F.silu(gate.clamp(max=7.0)) * up), GIVEN, "other numbers"),
         (ManyMLPs(lambda gate, up: F.silu(gate) * up), GIVEN[:1], "rows, experts and weights"),
-        (MLP(lambda gate, up: gate * up), GIVEN, "no gate_up_proj and down_proj of all experts"),
+        (MLP(lambda gate, up: gate * up), GIVEN, r"no gate_up_proj \(or up_proj\) and down_proj of all experts"),
     ],
 )
 def test_experts_that_are_not(module: nn.Module, given: list[torch.Size], words: str) -> None:

@@ -32,7 +32,7 @@ from octavo.models.loader import load_model
 from octavo.models.quantization import read_quantization
 from octavo.models.registry import build_model, footprint, with_wide_ends
 from octavo.models.sources import resolve_source
-from octavo.models.weights import linears_of
+from octavo.models.weights import linears_of, mixtures_of
 from octavo.worker import memory
 from octavo.worker.device import DeviceFacts
 from octavo.worker.memory import make_plan
@@ -231,6 +231,25 @@ def test_experts_of_checkpoints(form: str, tmp_path: Path, monkeypatch: pytest.M
             assert 0 < (found - exact).norm() < 0.035 * exact.norm()
         else:
             assert torch.equal(found, exact)
+
+
+def test_experts_without_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded as they load; a device without fp8 gets the numbers that the e4m3 ones stand for."""
+    folder = save(make_reference("nemotron-h-experts"), tmp_path)
+    exact, wide = read(folder, "none"), read(folder, "fp8")
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    models = exact, wide, read(folder, "fp8", torch.bfloat16)
+    mixtures = [mixtures_of(model) for model in models if isinstance(model, Decoder)]
+    assert [len(found) for found in mixtures] == [2, 2, 2]
+    for meant, value, kept in zip(*mixtures, strict=True):
+        assert kept.gate_up.shape == (8, 32, 64)
+        for name in ("gate_up", "down"):
+            number, scale = getattr(kept, name), getattr(kept, f"{name}_scale")
+            assert number.dtype == FP8
+            found = dequantize_rows(number.flatten(0, 1), scale.flatten()).view(number.shape)
+            assert torch.equal(found, getattr(value, name))
+            matrix = getattr(meant, name)
+            assert 0 < (found - matrix).norm() < 0.035 * matrix.norm()
 
 
 def write_squares(folder: Path, monkeypatch: pytest.MonkeyPatch, form: str = "hf-block") -> Fp8Checkpoint:

@@ -398,7 +398,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "moe_shared_expert_intermediate_size": 40,
             "routed_scaling_factor": 1.7,
             "n_group": 2,

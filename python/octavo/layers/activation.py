@@ -10,18 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from octavo.errors import ModelError
+from octavo.kernels.reference.activations import ACTIVATIONS as FUNCTIONS
 from octavo.kernels.reference.moe import clamped
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
+KINDS: dict[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
 }
-"""By their names in config.json (`hidden_act`)."""
+"""Name in config.json (`hidden_act`) -> the kernels'."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: FUNCTIONS[kind] for name, kind in KINDS.items()}
+"""By their names in config.json."""
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:

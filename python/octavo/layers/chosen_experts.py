@@ -6,12 +6,17 @@ Shape suffixes: t tokens, j choices of a token, m model dim.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor, nn
 
 from octavo.kernels.triton.target import runs_kernels
 from octavo.layers.linear import Choice, Form, dense
 from octavo.layers.moe import ExpertNames, ExpertsSpec, Merged, SparseMLP
+
+FIRST: Final = {True: "gate_up_proj", False: "up_proj"}
+"""Whether experts are gated -> what checkpoints call the first product."""
 
 
 class ChosenExperts(SparseMLP):
@@ -53,8 +58,9 @@ class ChosenExperts(SparseMLP):
 
     def merged_slots(self) -> dict[str, Merged]:
         """The same: each tensor holds all experts."""
-        places: dict[str, Tensor] = {"gate_up_proj": self.gate_up, "down_proj": self.down}
+        first = FIRST[self.spec.is_gated]
+        places: dict[str, Tensor] = {first: self.gate_up, "down_proj": self.down}
         if self.gate_up_scale is not None and self.down_scale is not None:
-            places |= {"gate_up_proj_scale": self.gate_up_scale, "down_proj_scale": self.down_scale}
+            places |= {f"{first}_scale": self.gate_up_scale, "down_proj_scale": self.down_scale}
         named = {f"{self.names.experts}.{name}": slot for name, slot in places.items()}
         return {name: Merged(slot, (name,)) for name, slot in named.items()}

@@ -1,6 +1,7 @@
-"""Mixtures of experts: a router picks a few gated MLPs for each token; their weighted outputs are added.
+"""Mixtures of experts: a router picks a few MLPs, gated or not, for each token; their weighted outputs are added.
 
-Experts are stacked in one matrix a kind, as kernels want them: gate above up [e, 2 i, m], down [e, m, i]. On CUDA the
+Experts are stacked in one matrix a kind, as kernels want them: gate above up [e, 2 i, m] (without gates:
+up [e, i, m]), down [e, m, i]. On CUDA the
 kernels of octavo.kernels.triton.moe run them (nothing is read back, so CUDA graphs can capture it); elsewhere a loop
 over the experts that have rows. In fp8 they are e4m3 with a scale an output channel, as linear layers are
 (quant/fp8.py), or with a checkpoint's scales of square blocks, where kernels run them; elsewhere their rounded values
@@ -23,7 +24,7 @@ from octavo.kernels.reference.moe import Rule, choose, dequantize_squares
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
 from octavo.kernels.triton.moe_table import SQUARE, supports, supports_eight, supports_squares
 from octavo.kernels.triton.target import runs_kernels
-from octavo.layers.activation import ClampedActivation, GatedActivation, activation
+from octavo.layers.activation import KINDS, ClampedActivation, GatedActivation, activation
 from octavo.layers.fused.base import ExpertWeights
 from octavo.layers.linear import Choice, Form, dense
 from octavo.layers.quant import fp8
@@ -32,7 +33,6 @@ from octavo.layers.sparse_mixer import sparse_mixer
 if TYPE_CHECKING:
     from octavo.kernels.triton.moe_experts import Experts
 
-SILU = ("silu", "swish")
 SQUARES = "weight_scale_squares"
 """What a slot of scales of square blocks is called, below its matrix' name."""
 
@@ -95,7 +95,12 @@ class ExpertsSpec:
     clamped: Clamped | None = None
     """Instead of the model's activation."""
     is_gated: bool = True
-    """Otherwise experts are down(act(up)), which no kernel runs."""
+    """Otherwise experts are down(act(up))."""
+
+    @property
+    def num_matrices(self) -> int:
+        """That the first product has: gate and up, or up alone."""
+        return 2 if self.is_gated else 1
 
     @property
     def is_plain(self) -> bool:
@@ -141,11 +146,11 @@ class Merged:
         return Merged(self.slot, tuple(f"{prefix}.{name}" for name in self.names))
 
 
-def experts_activation(spec: ExpertsSpec, hidden_act: str) -> Callable[[Tensor], Tensor]:
-    """Of a mixture's experts."""
+def experts_activation(spec: ExpertsSpec, hidden_act: str) -> tuple[Callable[[Tensor], Tensor], str]:
+    """(what follows a mixture's first product, its name for kernels; the clamped one has no name)."""
     if spec.clamped is not None:
-        return ClampedActivation(spec.clamped.limit, spec.clamped.slope)
-    return GatedActivation(hidden_act) if spec.is_gated else activation(hidden_act)
+        return ClampedActivation(spec.clamped.limit, spec.clamped.slope), "silu"
+    return GatedActivation(hidden_act) if spec.is_gated else activation(hidden_act), KINDS[hidden_act]
 
 
 class SparseMLP(nn.Module):
@@ -165,11 +170,10 @@ class SparseMLP(nn.Module):
         super().__init__()
         self.spec, self.names, self.dtype = spec, names, dtype
         count, inner = spec.num_experts, spec.intermediate_size
-        clamp, first_inner = spec.clamped, 2 * inner if spec.is_gated else inner
-        self.act = experts_activation(spec, hidden_act)
-        knows_activation = spec.is_gated and (clamp is not None or hidden_act in SILU)
+        first_inner = spec.num_matrices * inner
+        self.act, self.act_kind = experts_activation(spec, hidden_act)
         knows_input = not spec.routing.weighs_input or spec.top_k == 1
-        self.has_kernels = knows_activation and knows_input and supports(hidden_size, inner, count, spec.top_k)
+        self.has_kernels = knows_input and supports(hidden_size, inner, count, spec.top_k)
         self.form = self._form(choose, hidden_size) if self.has_kernels else "wide"
         is_fp8, side = self.form != "wide", SQUARE if self.form == "squares" else 1
 
@@ -186,9 +190,9 @@ class SparseMLP(nn.Module):
         self.down_scale: nn.Parameter | None = None
         if is_fp8:
             columns = ((hidden_size // side,), (inner // side,)) if side > 1 else ((), ())
-            self.gate_up_scale = parameter(count, 2 * inner // side, *columns[0], kept=torch.float32)
+            self.gate_up_scale = parameter(count, first_inner // side, *columns[0], kept=torch.float32)
             self.down_scale = parameter(count, hidden_size // side, *columns[1], kept=torch.float32)
-        self.gate_up_bias = parameter(count, 2 * inner) if spec.has_biases else None
+        self.gate_up_bias = parameter(count, first_inner) if spec.has_biases else None
         self.down_bias = parameter(count, hidden_size) if spec.has_biases else None
         self.score: Callable[[Tensor, Tensor], Tensor] = F.linear
         """The router's product; replaced where products must be batch-invariant (experts' are, on CUDA)."""
@@ -197,13 +201,17 @@ class SparseMLP(nn.Module):
         """How the experts' matrices are to be kept, as far as kernels can multiply them so."""
         names, spec = self.names, self.spec
         prefixes = [f"{names.experts}.{expert}" for expert in range(spec.num_experts)]
-        halves = [f"{prefix}.{part}" for prefix in prefixes for part in (names.gate, names.up)]
+        halves = [f"{prefix}.{part}" for prefix in prefixes for part in self._parts()]
         downs = [f"{prefix}.{names.down}" for prefix in prefixes]
         shards = dict.fromkeys(halves, spec.intermediate_size) | dict.fromkeys(downs, hidden_size)
         form = choose(ExpertProduct(hidden_size, spec.intermediate_size, shards)).form
         if form == "squares" and not supports_squares(hidden_size, spec.intermediate_size):
             form = "channels"
         return form if supports_eight(hidden_size, spec.intermediate_size) else "wide"
+
+    def _parts(self) -> tuple[str, ...]:
+        """What a checkpoint calls the first product's matrices."""
+        return (self.names.gate, self.names.up) if self.spec.is_gated else (self.names.up,)
 
     def finish(self) -> None:
         """Once, when the slots are filled: where the device has no fp8 products, experts become dense ones with the
@@ -270,6 +278,8 @@ class SparseMLP(nn.Module):
             clamp.limit,
             clamp.slope,
             scales,
+            activation=self.act_kind,
+            is_gated=self.spec.is_gated,
         )
 
     def _by_expert(self, hidden_tm: Tensor, expert_tj: Tensor, weight_tj: Tensor) -> Tensor:
@@ -290,7 +300,7 @@ class SparseMLP(nn.Module):
 
     def slots(self) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes, names below the block."""
-        names, inner = self.names, self.spec.intermediate_size
+        names, num_matrices = self.names, self.spec.num_matrices
         found: dict[str, Tensor] = {f"{names.router}.weight": self.router}
         if self.router_bias is not None:
             found[f"{names.router}.bias"] = self.router_bias
@@ -301,16 +311,13 @@ class SparseMLP(nn.Module):
             found[f"{names.merged_down}_bias"] = self.down_bias
         for expert in range(self.spec.num_experts):
             prefix = f"{names.experts}.{expert}"
-            gate_up = self.gate_up[expert]
-            if self.spec.is_gated:
-                found[f"{prefix}.{names.gate}.weight"] = gate_up[:inner]
-            found[f"{prefix}.{names.up}.weight"] = gate_up[-inner:]
+            parts = [f"{prefix}.{part}" for part in self._parts()]
+            found |= zip((f"{part}.weight" for part in parts), self.gate_up[expert].chunk(num_matrices), strict=True)
             found[f"{prefix}.{names.down}.weight"] = self.down[expert]
             if self.gate_up_scale is not None and self.down_scale is not None:
                 kind = SQUARES if self.form == "squares" else "weight_scale"
-                first, second = self.gate_up_scale[expert].chunk(2)
-                found[f"{prefix}.{names.gate}.{kind}"] = first
-                found[f"{prefix}.{names.up}.{kind}"] = second
+                scales = self.gate_up_scale[expert].chunk(num_matrices)
+                found |= zip((f"{part}.{kind}" for part in parts), scales, strict=True)
                 found[f"{prefix}.{names.down}.{kind}"] = self.down_scale[expert]
         return found
 
@@ -318,8 +325,7 @@ class SparseMLP(nn.Module):
         """Where tensors of checkpoints that keep all experts in one go."""
         names = self.names
         prefixes = [f"{names.experts}.{expert}" for expert in range(self.spec.num_experts)]
-        parts = (names.gate, names.up) if self.spec.is_gated else (names.up,)
-        halves = tuple(f"{prefix}.{part}.weight" for prefix in prefixes for part in parts)
+        halves = tuple(f"{prefix}.{part}.weight" for prefix in prefixes for part in self._parts())
         downs = tuple(f"{prefix}.{names.down}.weight" for prefix in prefixes)
         found = {names.merged_gate_up: Merged(self.gate_up, halves), names.merged_down: Merged(self.down, downs)}
         if self.gate_up_scale is not None and self.down_scale is not None and self.form == "channels":

@@ -1,5 +1,5 @@
 """Experts of a Transformers class, which its own router has chosen: Octavo's kernels in the place of its module that
-holds all of them, [e, 2 i, m] and [e, m, i].
+holds all of them, [e, 2 i, m] (without gates [e, i, m]) and [e, m, i].
 
 As everywhere (transformers_trials.py) a copy is tried first; and only what the kernels run is replaced. Not here: the
 router, which stays the class's, and what is done with the sum.
@@ -11,67 +11,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from octavo.layers.chosen_experts import ChosenExperts
+from octavo.layers.chosen_experts import FIRST, ChosenExperts
 from octavo.layers.linear import Choice, dense
 from octavo.layers.moe import ExpertsSpec
 from octavo.models.transformers_trials import CPU, SCALES, TOLERANCE, UnlikeError
 
-ACT = "silu"
-"""The activation of the kernels."""
+ACTS = ("silu", "gelu_pytorch_tanh", "gelu", "relu", "relu2")
+"""The activations of the kernels, by a name in config.json."""
 WIDTH, INNER = 16, 24
 """Of a tried copy; PyTorch's grouped products want multiples of 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsMatch:
-    """Sizes of a module that is a mixture of gated MLPs with `ACT`."""
+    """Sizes of a module that is a mixture of MLPs, and their activation (of ACTS)."""
 
     width: int
     inner: int
     num_experts: int
     top_k: int
+    act: str = ACTS[0]
+    is_gated: bool = True
 
     def make(self, name: str, *, dtype: torch.dtype, device: torch.device, choose: Choice = dense) -> ChosenExperts:
         """Ours without values, in the place `name` of a class."""
-        spec = ExpertsSpec(self.num_experts, self.top_k, self.inner)
-        return ChosenExperts(name, self.width, spec, ACT, dtype=dtype, device=device, choose=choose)
+        spec = ExpertsSpec(self.num_experts, self.top_k, self.inner, is_gated=self.is_gated)
+        return ChosenExperts(name, self.width, spec, self.act, dtype=dtype, device=device, choose=choose)
 
 
 def try_experts(module: nn.Module, given: Sequence[torch.Size], dtype: torch.dtype) -> ExpertsMatch:
     """Of a module, which may be on the meta device, that was given tensors of these shapes. UnlikeError."""
     own = dict(module.named_parameters())
-    if own.keys() != {"gate_up_proj", "down_proj"} or any(x.ndim != 3 or x.dtype != dtype for x in own.values()):
-        raise UnlikeError("its parameters are no gate_up_proj and down_proj of all experts")
+    is_gated = FIRST[True] in own
+    if own.keys() != {FIRST[is_gated], "down_proj"} or any(x.ndim != 3 or x.dtype != dtype for x in own.values()):
+        raise UnlikeError("its parameters are no gate_up_proj (or up_proj) and down_proj of all experts")
     if len(given) != 3 or given[1] != given[2] or any(len(shape) != 2 for shape in given):
         raise UnlikeError("it is given something else than rows, experts and weights")
     num_experts, width, inner = own["down_proj"].shape
-    match = ExpertsMatch(width, inner, num_experts, given[1][1])
-    if own["gate_up_proj"].shape != (num_experts, 2 * inner, width):
+    match = ExpertsMatch(width, inner, num_experts, given[1][1], is_gated=is_gated)
+    if own[FIRST[is_gated]].shape != (num_experts, (2 if is_gated else 1) * inner, width):
         raise UnlikeError("its matrices are turned or joined in another way")
     if not match.make("", dtype=dtype, device=torch.device("meta")).has_kernels:
         raise UnlikeError("no kernel runs experts of these sizes")
-    for kind in dict.fromkeys((torch.float32, dtype)):
-        if not _same(module, own, match, kind):
-            raise UnlikeError(f"it gives other numbers than our experts with {ACT}")
-    return match
+    for act in ACTS:
+        alike = replace(match, act=act)
+        if all(_same(module, own, alike, kind) for kind in dict.fromkeys((torch.float32, dtype))):
+            return alike
+    raise UnlikeError("it gives other numbers than our experts")
 
 
 @torch.inference_mode()
 def _same(module: nn.Module, own: dict[str, nn.Parameter], match: ExpertsMatch, dtype: torch.dtype) -> bool:
     """A copy with small matrices gives what ours gives."""
     generator = torch.Generator().manual_seed(1)
-    small = ExpertsMatch(WIDTH, INNER, match.num_experts, match.top_k)
+    small = replace(match, width=WIDTH, inner=INNER)
     ours = small.make("", dtype=dtype, device=CPU)
     for parameter in (ours.gate_up, ours.down):
         parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
     config = getattr(module, "config", None)
-    shared: dict[int, Any] = {id(own["gate_up_proj"]): ours.gate_up, id(own["down_proj"]): ours.down}
+    shared: dict[int, Any] = {id(own[FIRST[match.is_gated]]): ours.gate_up, id(own["down_proj"]): ours.down}
     theirs = deepcopy(module, shared | {id(config): config})
     rows = torch.randn((len(SCALES), WIDTH), generator=generator) * torch.tensor(SCALES)[:, None]
     weight_tj = torch.rand((len(SCALES), match.top_k), generator=generator) + 0.1
