@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import triton
 import triton.backends.nvidia
+from pipelines import depths
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -48,6 +49,8 @@ class Compiled:
     async_copies: int
     wide_loads: int
     """Of 16 bytes a thread."""
+    depths: tuple[int, ...]
+    """See pipelines.py."""
 
 
 class Recorder:
@@ -120,6 +123,7 @@ def compile_launch(kernel: JITFunction[Any], arguments: dict[str, Any]) -> Compi
         ptx.count("mma.sync"),
         ptx.count("cp.async.c"),
         len(re.findall(r"ld\.global[.\w:]*\.v4\.b32|ld\.global[.\w:]*\.v2\.b64", ptx)),
+        depths(compiled.asm["ttgir"]),
     )
 
 

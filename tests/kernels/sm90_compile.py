@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton
+from pipelines import depths
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
@@ -46,6 +47,8 @@ class Compiled:
     num_tma_loads: int
     loads_before_wait: int
     """Tensor memory loads that stand before the wait for the kernel before it."""
+    depths: tuple[int, ...]
+    """See pipelines.py."""
 
 
 def _type(name: str, value: Any) -> str:
@@ -90,6 +93,7 @@ def compile_launch(launch: Launch) -> Compiled:
         num_mma=ptx.count("mma.sync"),
         num_tma_loads=ptx.count("cp.async.bulk.tensor"),
         loads_before_wait=ptx[:wait].count("cp.async.bulk.tensor"),
+        depths=depths(kernel.asm["ttgir"]),
     )
 
 

@@ -93,6 +93,10 @@ def test_paged_kernels_compile() -> None:
     for launch in launches:
         compiled = offline_compile.compile_launch(*launch)
         assert compiled.spill_bytes == 0, compiled
+        if compiled.name in ("decode_kernel", "prefill_kernel"):
+            assert compiled.wgmma > 0
+            assert compiled.async_copies > 0
+            assert compiled.depths == (launch[1]["num_stages"] - 1,), "e4m3 is widened in registers"
 
 
 def facts(**changes: object) -> DeviceFacts:
