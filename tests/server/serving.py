@@ -32,10 +32,10 @@ CONFIG = {
 
 
 class ServerProcess:
-    """Started on construction; `wait_ready` gives the address. Ends with the `with` block."""
+    """Started on construction; `wait_ready` gives the address. Ends with the `with` block. `start`: what it runs."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-c", START, "serve", "--port", "0", *arguments]
+    def __init__(self, *arguments: str, start: str = START) -> None:
+        command = [sys.executable, "-c", start, "serve", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self.url = ""

@@ -6,10 +6,8 @@ Not here: the HTTP application (app.py) and what happens before this is imported
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
-import os
 import signal
 import socket
 import time
@@ -27,6 +25,7 @@ from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.spawn import EngineProcess
 from octavo.errors import OctavoError
+from octavo.server import early_signals
 from octavo.server.app import beside, make_admin_app, make_app
 from octavo.server.console import CHAT_ROUTE, LoadProgress, base_url, listening_line, ready_lines, say
 from octavo.server.context import ServerContext
@@ -104,8 +103,10 @@ class Service:
     async def main(self) -> int:
         """Serve until a signal or the engine's final death; the exit code. Errors of loading: OctavoError."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in early_signals.NUMBERS:
             loop.add_signal_handler(number, self._on_signal, number)
+        for early in early_signals.take():
+            self._on_signal(early)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         if self._config.grpc_port is not None:
             self._grpc = _make_grpc(self._context, self._config.host, self._config.grpc_port)
@@ -115,12 +116,13 @@ class Service:
         loading = asyncio.create_task(self._load())
         try:
             await asyncio.wait({loading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if loading.done():
+            if loading.done() and not self._stop.is_set():
                 await loading
-                return await self._serve_until_end(stopping)
+                return await self._serve_until_end(stopping, serving)
             loading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await loading
+            await asyncio.wait({loading})
+            if not loading.cancelled():
+                loading.exception()  # seen: whoever ends a group of processes ends the engine, too
             return 0
         finally:
             stopping.cancel()
@@ -162,12 +164,15 @@ class Service:
         )
         say(lines)
 
-    async def _serve_until_end(self, stopping: asyncio.Task[bool]) -> int:
+    async def _serve_until_end(self, stopping: asyncio.Task[bool], serving: asyncio.Task[None]) -> int:
         while not stopping.done():
+            if serving.done():
+                log.error("the server can't serve any more: it ends")
+                return 1
             if self._llm.state == "dead":
                 log.error("the engine is dead and is not started again: the server ends")
                 return 1
-            await asyncio.wait({stopping}, timeout=ENGINE_CHECK_S)
+            await asyncio.wait({stopping, serving}, timeout=ENGINE_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
             await self._end_frozen_engine()
         timeout_s = self._context.settings.drain_timeout_s
         log.info("shutting down: %d calls in flight get up to %g s", len(self._context.live), timeout_s)
@@ -207,7 +212,7 @@ class Service:
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
-            os._exit(128 + number)  # the engine notices and ends itself
+            early_signals.end_at_once(number)
         self._stop.set()
 
 

@@ -13,6 +13,7 @@ from octavo import envs, logs
 from octavo.config import EngineConfig, ServerConfig, changed
 from octavo.engine.spawn import EngineProcess
 from octavo.errors import ConfigError, OctavoError
+from octavo.server import early_signals
 from octavo.server.listening import listen_as_asked
 
 log = logging.getLogger("octavo.server")
@@ -61,10 +62,11 @@ def _run(engine_config: EngineConfig, config: ServerConfig) -> int:
     admin_listener = None
     if config.admin_port is not None:
         admin_listener = listen_as_asked(config.host, config.admin_port, "--admin-port")
-    process = EngineProcess(engine_config)
-    try:
-        from octavo.server.service import serve
+    with early_signals.held():
+        process = EngineProcess(engine_config)
+        try:
+            from octavo.server.service import serve
 
-        return serve(engine_config, config, listener, admin_listener, process)
-    finally:
-        process.end()
+            return serve(engine_config, config, listener, admin_listener, process)
+        finally:
+            process.end()
