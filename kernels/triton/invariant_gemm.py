@@ -23,7 +23,7 @@ from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.skinny_linear import ResidualStream, SkinnyLinear, store
 from octavo.kernels.triton.skinny_table import MAX_ROWS, Ring, bucket_for, choose
-from octavo.kernels.triton.target import capability, has_dependent_launches
+from octavo.kernels.triton.target import capability, has_dependent_launches, stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,8 @@ def invariant_launch(x_mk: Tensor, weight_nk: Tensor, bias_n: Tensor | None, y_m
         "TMA": tma,
     }
     programs = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(n, tile.block_n)
-    return Launch(invariant_kernel, (programs,), args, constants, tile.warps, tile.stages)
+    turn_bytes = (tile.block_m + tile.block_n) * BLOCK_K * x_mk.element_size()
+    return Launch(invariant_kernel, (programs,), args, constants, tile.warps, stages(tile.stages, turn_bytes))
 
 
 def ring_config(num_rows: int, n: int, k: int) -> Ring | None:

@@ -28,6 +28,7 @@ from octavo.kernels.triton.moe_route import (
 from octavo.kernels.triton.moe_table import Tile, fit_rows
 from octavo.kernels.triton.skinny_linear import ResidualStream
 from octavo.kernels.triton.skinny_table import bucket_for
+from octavo.kernels.triton.target import capability, is_amd, stages
 
 ROUTER_M: Final = 16
 TOP_K_ROWS: Final = 16
@@ -239,12 +240,13 @@ def _gemm(
         "TMA": tma,
     }
     grid = constants["N"] // tile.block_n, num_tiles
-    return Launch(expert_gemm, grid, shared, constants, tile.warps, tile.stages)
+    one_turn = tile.turn_bytes(2 if constants["GATED"] else 1, weight.element_size())
+    return Launch(expert_gemm, grid, shared, constants, tile.warps, stages(tile.stages, one_turn))
 
 
 def has_tma(device: torch.device) -> bool:
     """Whether weights come by the tensor memory accelerator (the interpreter has one too)."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+    return not is_amd() and (device.type != "cuda" or capability(device) >= (9, 0))
 
 
 def combine(

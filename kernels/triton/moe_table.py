@@ -28,8 +28,11 @@ class Tile:
 
     def shared_bytes(self, op: str, item: int = 2) -> int:
         """Of the pipeline; barriers come on top."""
-        matrices = 2 if op == "gate_up" else 1
-        return item * self.stages * (matrices * self.block_n + self.block_m) * self.block_k
+        return self.stages * self.turn_bytes(2 if op == "gate_up" else 1, item)
+
+    def turn_bytes(self, matrices: int, item: int) -> int:
+        """What a turn of the loop over k loads, with so many matrices."""
+        return item * (matrices * self.block_n + self.block_m) * self.block_k
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.paging import for_products, scaled, score_factors, tile_blocks, tile_keys, window_kind
+from octavo.kernels.triton.target import stages
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,7 @@ def paged_decode(
         (*args, sinks, factor, cap, window, block_table_sb.stride(0)),
         constants,
         num_warps=plan.config.num_warps,
-        num_stages=plan.config.num_stages,
+        num_stages=stages(plan.config.num_stages, 2 * plan.config.tile * plan.dim_pad * kv_cache.element_size()),
     )
     if plan.splits > 1:
         shares = (out_rhd, kv_len_r, count, part, stat, window)

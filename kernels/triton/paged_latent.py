@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.paged_decode import choose_splits, reduce_kernel, split_range
-from octavo.kernels.triton.paging import for_products, score_factors, tile_blocks, tile_keys
+from octavo.kernels.triton.paging import for_products, prompt_precision, score_factors, tile_blocks, tile_keys
+from octavo.kernels.triton.target import stages
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ def paged_latent(
     factor, _ = score_factors(scale, 0.0)
     counted = query_start_r if count_1 is None else count_1
     args = (q_thd, kv_cache, block_table_sb, row_slot_r, query_start_r, kv_len_r, counted, out_thl, part, stat)
+    rotated_pad = max(16, triton.next_power_of_2(head_dim - value_dim))
     shares = {"TILE": plan.tile, "SPLITS": plan.splits, "LEAST": plan.least}
     constants = {
         "q_stride": q_thd.stride(0),
@@ -176,12 +177,12 @@ def paged_latent(
         "LATENT": value_dim,
         "LATENT_PAD": plan.latent_pad,
         "ROTATED": head_dim - value_dim,
-        "ROTATED_PAD": max(16, triton.next_power_of_2(head_dim - value_dim)),
+        "ROTATED_PAD": rotated_pad,
         "BLOCK": block_size,
         "ROWS": plan.rows,
         **shares,
         "DECODE": is_decode,
-        "PRECISION": "tf32x3" if kv_cache.dtype == torch.float32 else "tf32",
+        "PRECISION": prompt_precision(kv_cache.dtype),
         "COUNTED": count_1 is not None,
     }
     launch(
@@ -190,7 +191,7 @@ def paged_latent(
         (*args, factor, first_row, block_table_sb.stride(0)),
         constants,
         num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
+        num_stages=stages(plan.num_stages, plan.tile * (plan.latent_pad + rotated_pad) * kv_cache.element_size()),
     )
     if plan.splits > 1:
         sizes = {"KV_HEADS": 1, "GROUP": heads, "GROUP_PAD": plan.group_pad, "DIM": value_dim}

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.triton.handles import launch
-from octavo.kernels.triton.paging import for_products, scaled, score_factors, tile_blocks, tile_keys, window_kind
+from octavo.kernels.triton.paging import (
+    for_products,
+    prompt_precision,
+    scaled,
+    score_factors,
+    tile_blocks,
+    tile_keys,
+    window_kind,
+)
+from octavo.kernels.triton.target import stages
 
 
 @dataclass(frozen=True)
@@ -233,7 +241,7 @@ def paged_prefill(
         "TILE": config.tile,
         "WINDOWED": kind,
         "CAPPED": soft_cap > 0,
-        "PRECISION": "tf32x3" if kv_cache.dtype == torch.float32 else "tf32",
+        "PRECISION": prompt_precision(kv_cache.dtype),
         "COUNTED": first_row_1 is not None,
         "SINKS": sink_h is not None,
     }
@@ -243,5 +251,5 @@ def paged_prefill(
         args + numbers,
         constants,
         num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        num_stages=stages(config.num_stages, 2 * config.tile * dim_pad * kv_cache.element_size()),
     )

@@ -8,8 +8,11 @@ Shape suffixes: p positions of a tile, d head dim.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+from octavo.kernels.triton.target import is_amd
 
 LOG2_E = 1.4426950408889634
 
@@ -59,6 +62,14 @@ def scaled(score, scale, cap, CAPPED: tl.constexpr):
 def window_kind(window: int, chunk: int) -> tuple[int, int]:
     """(WINDOWED, `window`) as the kernels want them: 0, all is seen; 1, a sliding window; 2, runs of positions."""
     return (2, chunk) if chunk else (int(window > 0), window)
+
+
+def prompt_precision(cache: torch.dtype) -> str:
+    """How products of many queries with a cache multiply fp32 numbers: as three products of tf32, or on AMD's tensor
+    cores, which have fp32, as they are."""
+    if cache != torch.float32:
+        return "tf32"
+    return "ieee" if is_amd() else "tf32x3"
 
 
 def score_factors(scale: float, soft_cap: float) -> tuple[float, float]:

@@ -4,9 +4,14 @@ it does not touch, the one it was told of, for which tensors on "meta" stand.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+AMD_SHARED_BYTES: Final = 64 << 10
+"""What a program may use on gfx90a and gfx942."""
+AMD_OTHER_BYTES: Final = 8 << 10
+"""Of these, at most for what is not loaded ahead."""
 
 _ahead: tuple[int, int] | None = None
 
@@ -54,10 +59,25 @@ def build_launcher(kernel: Any) -> None:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """Of a CUDA device; (0, 0) of any other."""
+    """Of a CUDA device of NVIDIA's; (0, 0) of any other."""
+    if is_amd():
+        return 0, 0
     if device.type == "meta" and _ahead is not None:
         return _ahead
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def is_amd() -> bool:
+    """Whether this PyTorch's "cuda" devices are AMD's."""
+    return torch.version.hip is not None
+
+
+def stages(wanted: int, tile_bytes: int) -> int:
+    """How many stages the loop of a kernel with tables for NVIDIA's devices has, if it loads `tile_bytes` a turn: as
+    many as wanted, or on AMD's (whose compiler loads one turn less ahead) as there is room for."""
+    if not is_amd():
+        return wanted
+    return min(wanted, 1 + (AMD_SHARED_BYTES - AMD_OTHER_BYTES) // tile_bytes)
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -67,4 +87,4 @@ def runs_kernels(device: torch.device) -> bool:
 
 def has_dependent_launches(device: torch.device) -> bool:
     """Whether a kernel may be launched before the one ahead of it has ended (PDL, from sm_90)."""
-    return torch.version.hip is None and capability(device) >= (9, 0)
+    return capability(device) >= (9, 0)

@@ -81,10 +81,8 @@ def record(*modules: Any) -> Iterator[list[tuple[JITFunction[Any], dict[str, Any
             setattr(module, name, kernel)
 
 
-def _signature(
-    kernel: JITFunction[Any], arguments: dict[str, Any]
-) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
-    """(types, constants, alignment) as the launcher would specialize them for aligned tensors."""
+def source_of(kernel: JITFunction[Any], arguments: dict[str, Any]) -> tuple[ASTSource, dict[str, Any]]:
+    """(what the launcher would have compiled, for aligned tensors; the compiler's options)."""
     types: dict[str, str] = {}
     constants: dict[Any, Any] = {}
     aligned: dict[Any, Any] = {}
@@ -103,14 +101,13 @@ def _signature(
             types[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
             if value % 16 == 0 and not parameter.do_not_specialize:
                 aligned[(index,)] = [["tt.divisibility", 16]]
-    return types, constants, aligned
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
+    return source, {name: arguments[name] for name in OPTIONS if name in arguments}
 
 
 def compile_launch(kernel: JITFunction[Any], arguments: dict[str, Any]) -> Compiled:
     """Compile one recorded launch for sm_90 and read its resources."""
-    types, constants, aligned = _signature(kernel, arguments)
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
-    options = {name: arguments[name] for name in OPTIONS if name in arguments}
+    source, options = source_of(kernel, arguments)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = compiled.asm["ptx"]
     registers, spills = _resources(compiled.asm["cubin"])

@@ -63,24 +63,28 @@ def _type(name: str, value: Any) -> str:
     return "i64" if abs(value) >= 1 << 31 else "i32"
 
 
-def compile_launch(launch: Launch) -> Compiled:
-    """Build it as `Launch.run` would on an H200, dependent launch included."""
+def source_of(launch: Launch, *, pdl: bool) -> ASTSource:
+    """What `Launch.run` would have compiled, for aligned tensors."""
     names = list(launch.kernel.arg_names)
-    constants = {**launch.constants, "PDL": True}
+    constants = {**launch.constants, "PDL": pdl}
     assert set(names) == set(constants) | set(launch.args), "a launch names every parameter of its kernel"
     signature = {n: "constexpr" if n in constants else _type(n, launch.args[n]) for n in names}
     aligned = [n for n in names if signature[n].startswith("*")]
     free = {names[p] if isinstance(p, int) else p for p in launch.kernel.do_not_specialize or ()}
     aligned += [n for n in names if isinstance(launch.args.get(n), int) and n not in free and launch.args[n] % 16 == 0]
     source_class = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
-    source = source_class(
+    return source_class(
         launch.kernel,
         signature=signature,
         constexprs={(names.index(n),): value for n, value in constants.items()},
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
+
+
+def compile_launch(launch: Launch) -> Compiled:
+    """Build it as `Launch.run` would on an H200, dependent launch included."""
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    kernel = triton.compile(source, target=TARGET, options=options)
+    kernel = triton.compile(source_of(launch, pdl=True), target=TARGET, options=options)
     ptx: str = kernel.asm["ptx"]
     log = _assemble(ptx)
     wait = ptx.find("griddepcontrol.wait")

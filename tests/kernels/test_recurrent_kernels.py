@@ -18,6 +18,8 @@ from octavo.kernels.reference.state_space import StateSpaceShape
 from octavo.kernels.triton import causal_conv, gated_delta, gated_norm, state_space
 
 FOLDER = Path(__file__).parent
+PRODUCTS = ("prompt_space_kernel", "invert_kernel", "prompt_delta_kernel")
+"""Kernels that multiply on tensor cores."""
 SHAPES = {
     "qwen3-next-80b": DeltaShape(16, 32, 128, 128),
     "nemotron-h-8b": StateSpaceShape(128, 64, 128, 8),
@@ -71,5 +73,4 @@ def test_kernels_compile(shape: str) -> None:
         compiled = offline_compile.compile_launch(kernel, arguments)
         assert compiled.spill_bytes <= SPILLS.get(shape, 0), compiled
         assert compiled.shared_bytes <= offline_compile.SHARED_LIMIT, compiled
-        has_products = kernel.__name__ in ("prompt_space_kernel", "invert_kernel", "prompt_delta_kernel")
-        assert (compiled.wgmma + compiled.mma > 0) == has_products, compiled
+        assert (compiled.wgmma + compiled.mma > 0) == (kernel.__name__ in PRODUCTS), compiled

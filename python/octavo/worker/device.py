@@ -81,7 +81,7 @@ def cuda_facts() -> DeviceFacts:
         free_bytes=free_bytes,
         num_cores=physical_cores(),
         has_bfloat16=torch.cuda.get_device_capability() >= (8, 0),
-        has_fp8=torch.cuda.get_device_capability() >= (8, 9),
+        has_fp8=torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9),
     )
 
 
