@@ -77,6 +77,21 @@ GLM = TINY | {
     "n_group": 2,
     "topk_group": 1,
 }
+NEMOTRON = TINY | {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "ME*E",
+    "hidden_act": "relu2",
+    "mlp_hidden_act": "relu2",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 64,
+    "n_groups": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 256,
+}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dense": (LLAMA, {}),
     "eager": (LLAMA, {"enforce_eager": True}),
@@ -84,6 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts": (MIXTURE, {}),
     "gpt-oss": (GPT_OSS, {}),
     "groups of experts": (GLM, {}),
+    "experts without gates": (NEMOTRON, {}),
     "fp8": (LLAMA, {"quantization": "fp8", "fp8_wide_attention": [0, 0], "fp8_wide_mlp": [1, 0]}),
     "deterministic": (LLAMA, {"deterministic": True}),
     "plain": (LLAMA, {"decode_kernels": "plain"}),

@@ -71,6 +71,13 @@ PLAIN: dict[str, dict[str, Any]] = {
         "hybrid_override_pattern": "M-M*-M-",
         "mamba_num_heads": 8,
     },
+    "nemotron_h-experts": {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "MEM*",
+        "mamba_num_heads": 8,
+        "moe_intermediate_size": 256,
+    },
     "falcon": {
         "architectures": ["FalconForCausalLM"],
         "model_type": "falcon",
