@@ -127,3 +127,14 @@ async def test_close_is_final_and_happens_once(stream: Stream, ended: list[str])
     stream.finish(EngineDeadError("too late"))
     assert await reader == []
     assert ended == ["r"]
+
+
+async def test_a_failure_goes_before_what_was_not_read(stream: Stream, ended: list[str]) -> None:
+    push(stream, 1)
+    stream.finish(None)
+    stream.fail(EngineDeadError("cut"))
+    seen: list[list[int]] = []
+    with pytest.raises(EngineDeadError, match="cut"):
+        await read_into(seen, stream)
+    assert seen == []
+    assert ended == ["r"]

@@ -76,6 +76,7 @@ class FakeStream:
 
     def __init__(self, items: list[Item]) -> None:
         self._items = items
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed = False
 
     async def __aiter__(self) -> AsyncIterator[list[FakeDelta]]:
@@ -83,11 +84,24 @@ class FakeStream:
             if self.closed:
                 return
             if isinstance(item, asyncio.Event):
-                await item.wait()
-            elif isinstance(item, Exception):
+                await self._wait(item)
+            if self._failed.done():
+                self._failed.result()
+            if isinstance(item, Exception):
                 raise item
-            else:
+            if isinstance(item, list):
                 yield item
+
+    async def _wait(self, event: asyncio.Event) -> None:
+        waiting = asyncio.create_task(event.wait())
+        try:
+            await asyncio.wait({waiting, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+    def fail(self, error: Exception) -> None:
+        self._failed.set_exception(error)
+        self._failed.exception()  # seen, even when it had ended
 
     def close(self) -> None:
         self.closed = True

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from octavo._core import Delta
-from octavo.errors import OctavoError
 
 
 class Stream:
@@ -28,7 +27,7 @@ class Stream:
         """The request's number on its connection."""
         self._on_end = on_end
         self._batch: list[Delta] = []
-        self._error: OctavoError | None = None
+        self._error: Exception | None = None
         self._finished = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -36,12 +35,18 @@ class Stream:
         self._batch.append(delta)
         self._wake()
 
-    def finish(self, error: OctavoError | None) -> None:
+    def finish(self, error: Exception | None) -> None:
         if not self._finished:
             self._finished = True
             self._error = error
             self._on_end(self)
             self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Abort, whatever has not been read yet: the reader gets the error next."""
+        self._batch.clear()
+        self._error = error
+        self.finish(error)
 
     def close(self) -> None:
         """Abort unless it has ended; no delta comes after this."""

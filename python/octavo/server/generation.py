@@ -57,7 +57,6 @@ class Generation:
         self.record = CallRecord(context, asked, replace(params, n=params.n * len(prompts) // len(asked)))
         self.record.caller.hold()
         self._is_closed = False
-        self._task = asyncio.current_task()
         self._cut: ApiError | None = None
         self._streams: list[Stream] = []
         self._replaced: set[int] = set()
@@ -96,6 +95,8 @@ class Generation:
 
     def replace(self, number: int, prompt: Prompt, params: SamplingParams) -> None:
         """End the stream of a prompt; what comes under its number from now on is another one's."""
+        if self._cut is not None:
+            raise self._cut
         old = self._streams[number]
         self._replaced.add(number)
         self._streams[number] = self._submit(prompt, self._tenant.limit_params(params))
@@ -151,12 +152,6 @@ class Generation:
                 async for batch in self._merged():
                     self._count(*batch)
                     yield batch
-        except asyncio.CancelledError:
-            if self._cut is None:
-                raise
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]
-            record.end(outcome_of(self._cut))
-            raise self._cut from None
         except Exception as error:
             self._overload.note(record.caller, error)
             record.end(outcome_of(error))
@@ -203,10 +198,13 @@ class Generation:
         self._readers.append(asyncio.create_task(read()))
 
     def cut(self, error: ApiError) -> None:
-        """End the call from outside: its client gets `error`."""
+        """End the call from outside: its client gets `error`, whether it waits for the engine or takes its time to
+        read."""
         self._cut = error
-        if self._task is not None:
-            self._task.cancel()
+        self._live.discard(self)
+        self.record.end(outcome_of(error))
+        for stream in self._streams:
+            stream.fail(error)
 
     def close(self) -> None:
         """Abort what still runs."""

@@ -30,6 +30,8 @@ class HttpLimits:
     min_body_bytes: int = 1024
     stall_timeout_s: float = 120.0
     """A client that reads nothing while an answer waits for it."""
+    flush_timeout_s: float = 2.0
+    """When the server ends: how long clients get to take the last bytes."""
 
 
 def _answer(error: ApiError, scope: Scope) -> bytes:
@@ -48,6 +50,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._flush: asyncio.TimerHandle | None = None
         self._in_head = False
         self._is_refused = False
         self._head_bytes = 0
@@ -63,9 +66,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
-        if self._stall is not None:
-            self._stall.cancel()
+        for timer in (self._stall, self._flush):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server ends. Hung up on, a handler that waits for its client ends like one whose client has left."""
+        super().shutdown()
+        self._flush = self.loop.call_later(self._limits.flush_timeout_s, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:

@@ -42,7 +42,8 @@ class Call(Protocol):
 
 
 class Run(Protocol):
-    """A response of several turns. Between two, while a server tool is called, it has no call in the engine."""
+    """A response of several turns. Before the first and between two, while tool servers are asked, it has no call in
+    the engine."""
 
     request_id: str
 

@@ -6,6 +6,7 @@ What it lets through is decided by exact paths, so that no other spelling of a p
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -99,6 +100,8 @@ class Gate:
                     await self._counted(caller, scope, _limited(receive, most), answer)
                 else:
                     await self._app(scope, _limited(receive, most), answer)
+            except asyncio.CancelledError:
+                return  # only a server that ends cancels its handlers, after it has hung up on their clients
             except Exception as error:
                 if has_begun:
                     raise

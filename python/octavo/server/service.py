@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("octavo.server")
 
 KEEP_ALIVE_S = 60
-# After the drain, how long connections get to take their last bytes.
-FLUSH_S = 2
+# After the drain, how long handlers get to end; their connections are hung up on before that (http_protocol.py).
+HANDLERS_S = 4
 ENGINE_CHECK_S = 0.5
 
 
@@ -65,7 +65,7 @@ def make_server(app: ASGIApp, limits: HttpLimits) -> _Server:
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=FLUSH_S,
+            timeout_graceful_shutdown=HANDLERS_S,
             backlog=BACKLOG,
         )
     )

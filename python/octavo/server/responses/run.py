@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
@@ -28,6 +28,7 @@ from octavo.server.schema.words import all_renamed, renamed
 from octavo.server.tenants import caller
 from octavo.server.turn import Turn, prompt_token_ids
 
+T = TypeVar("T")
 ENDS = ("stop", "length", "tool_calls")
 _TOO_MANY = {
     "output": None,
@@ -92,12 +93,18 @@ class ResponseRun:
         self._num_calls = 0
         self._deadline_s = time.monotonic() + context.config.tool_loop_timeout_s
         self._usages: list[dict[str, Any]] = []
-        self._task: asyncio.Task[Any] | None = None
+        self._has_begun = False
+        self._between: asyncio.Task[Any] | None = None
+        """Work between two turns."""
         self._cut: ApiError | None = None
 
     async def start(self) -> None:
-        """Ask for tools and submit the first turn. Errors as of `Turn.start`, in the words of this API."""
+        """Ask for tools and submit the first turn. Errors as of `Turn.start`, in the words of this API; what it was
+        `cut` with."""
         self._context.live.runs.add(self)
+        await self._unless_cut(self._begin())
+
+    async def _begin(self) -> None:
         await self._find_tools()
         for item in approved_calls(self._items):
             for name in self._tools.of(item.get("server_label"), item.get("name"))[:1]:
@@ -110,13 +117,30 @@ class ResponseRun:
     @property
     def is_between_turns(self) -> bool:
         """Whether it waits for a tool, not for the model."""
-        return self._turn is None and self._task is not None
+        return self._turn is None
 
     def cut(self, error: ApiError) -> None:
-        """End it between two turns, from outside: its reader gets `error`."""
-        if self._task is not None:
-            self._cut = error
-            self._task.cancel()
+        """End it between two turns, from outside: its reader gets `error`, at the latest when the next turn begins."""
+        self._cut = error
+        self._context.live.runs.discard(self)
+        if self._between is not None:
+            self._between.cancel()
+
+    async def _unless_cut(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work between two turns; raises what the run is `cut` with."""
+        if self._cut is not None:
+            work.close()
+            raise self._cut
+        between = asyncio.create_task(work)
+        self._between = between
+        try:
+            return await between
+        except asyncio.CancelledError:
+            if self._cut is None:
+                raise
+            raise self._cut from None
+        finally:
+            self._between = None
 
     async def _find_tools(self) -> None:
         await self._tools.list_into(self._box)
@@ -160,8 +184,7 @@ class ResponseRun:
             if self._num_turns > 1:
                 request = self._within_budget(request)
             size_bytes = self._size(request)
-            has_begun = self._task is not None
-            self._turn = await Turn.start(self._context, request, size_bytes=size_bytes, goes_on=has_begun)
+            self._turn = await Turn.start(self._context, request, size_bytes=size_bytes, goes_on=self._has_begun)
 
     def _within_budget(self, request: TurnRequest) -> TurnRequest:
         """Later turns get what earlier ones left of max_output_tokens."""
@@ -173,15 +196,10 @@ class ResponseRun:
 
     async def events(self) -> AsyncIterator[list[Event]]:
         """Everything after the start; raises what turns raise, and what it was `cut` with."""
-        self._task = asyncio.current_task()
+        self._has_begun = True
         try:
             async for events in self._turns():
                 yield events
-        except asyncio.CancelledError:
-            if self._cut is None or self._task is None:
-                raise
-            self._task.uncancel()
-            raise self._cut from None
         finally:
             self._context.live.runs.discard(self)
 
@@ -192,7 +210,7 @@ class ResponseRun:
             opened = True
             async for events in self._run_calls(self._approved):
                 yield events
-            await self._start_turn(last=False)
+            await self._unless_cut(self._start_turn(last=False))
         while True:
             said = _Said()
             turn = self._turn
@@ -216,7 +234,7 @@ class ResponseRun:
             yield [event for call in asking for event in self._ask(call)]
             if asking or said.waits_for_client:
                 break
-            await self._start_turn(last=self._is_last())
+            await self._unless_cut(self._start_turn(last=self._is_last()))
         yield list(self.writer.finish(said.reason, self._usages))
 
     def _opening(self) -> list[Event]:
@@ -253,7 +271,7 @@ class ResponseRun:
                 outcome = _TOO_MANY
             else:
                 self._num_calls += 1
-                outcome = await self._tools.call(served, call.arguments)
+                outcome = await self._unless_cut(self._tools.call(served, call.arguments))
             yield list(call_ends(self.writer, outcome))
 
     def _ask(self, call: _Call) -> list[Event]:
