@@ -76,12 +76,6 @@ def sort_pairs(expert_mj: Tensor, num_experts: int, block: int) -> tuple[list[in
     return pair_s, expert_t
 
 
-def dequantize_squares(number_eoi: Tensor, scale: Tensor) -> Tensor:
-    """fp32 matrices [e, o, i] of numbers with a scale a square block, [e, o / block, i / block]."""
-    rows, columns = (number_eoi.shape[axis] // scale.shape[axis] for axis in (1, 2))
-    return number_eoi.float() * scale.repeat_interleave(rows, 1).repeat_interleave(columns, 2)
-
-
 def clamped(gate: Tensor, up: Tensor, limit: float, slope: float) -> Tensor:
     """gpt-oss's activation: gate * sigmoid(slope * gate) * (up + 1), both clamped first (the gate from above only)."""
     gate = gate.clamp(max=limit)

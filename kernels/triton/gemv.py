@@ -2,7 +2,7 @@
 
 A program owns BLOCK_N rows of W and walks along k. Its first block of weights is on its way to registers before the
 wait for the producer of x, so that the memory system never idles between kernels. Weights in e4m3 are widened in
-registers (the vector stays as it is). More than one vector: ring_gemm.py.
+registers (the vector stays as it is); scales of square blocks scale the vector. More than one vector: ring_gemm.py.
 
 Epilogues and the residual stream: skinny_linear.py, which describes the launches.
 """
@@ -21,6 +21,14 @@ def load_columns(places, column, K: tl.constexpr, BLOCK_K: tl.constexpr):
     else:
         found = tl.load(places, mask=column < K, other=0.0)
     return found
+
+
+@triton.jit
+def scaled(x, squares, column, K: tl.constexpr, BLOCK_K: tl.constexpr, SHARE: tl.constexpr, SIDE: tl.constexpr):
+    """x times the scales of the squares that its columns meet; as it is where there are none."""
+    if SHARE > 0:
+        x = x * load_columns(squares + column // SIDE, column, K, BLOCK_K)
+    return x
 
 
 @triton.jit
@@ -44,7 +52,9 @@ def gemv(
     PARTIALS_P2: tl.constexpr,
     EPILOGUE: tl.constexpr,  # "store", "silu", "residual"
     HAS_BIAS: tl.constexpr,
-    FP8: tl.constexpr,  # weights in e4m3, one scale a row
+    FP8: tl.constexpr,  # weights in e4m3
+    SHARE: tl.constexpr,  # rows of W that have one scale for every SIDE features; 0: a row has one
+    SIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -62,18 +72,26 @@ def gemv(
         p = tl.arange(0, PARTIALS_P2)
         squares = tl.sum(tl.load(squares_in + p, mask=p < PARTIALS, other=0.0), 0)
         scale = tl.rsqrt(squares / K + eps)
+    squares = scale_n
+    squares_up = scale_n
+    if SHARE > 0:
+        GROUPS: tl.constexpr = (K + SIDE - 1) // SIDE
+        squares += tile * BLOCK_N // SHARE * GROUPS
+        squares_up += (N + tile * BLOCK_N) // SHARE * GROUPS
     x = load_columns(x_k + k, k, K, BLOCK_K).to(tl.float32)[None, :]
-    products = first.to(tl.float32) * x
+    products = first.to(tl.float32) * scaled(x, squares, k[None, :], K, BLOCK_K, SHARE, SIDE)
     if EPILOGUE == "silu":
-        products_up = first_up.to(tl.float32) * x
+        products_up = first_up.to(tl.float32) * scaled(x, squares_up, k[None, :], K, BLOCK_K, SHARE, SIDE)
     for start in tl.static_range(BLOCK_K, K, BLOCK_K):
         x = load_columns(x_k + start + k, start + k, K, BLOCK_K).to(tl.float32)[None, :]
         column = (start + k)[None, :]
-        products += load_columns(weights + start, column, K, BLOCK_K).to(tl.float32) * x
+        block = load_columns(weights + start, column, K, BLOCK_K)
+        products += block.to(tl.float32) * scaled(x, squares, column, K, BLOCK_K, SHARE, SIDE)
         if EPILOGUE == "silu":
-            products_up += load_columns(weights + N * K + start, column, K, BLOCK_K).to(tl.float32) * x
+            block = load_columns(weights + N * K + start, column, K, BLOCK_K)
+            products_up += block.to(tl.float32) * scaled(x, squares_up, column, K, BLOCK_K, SHARE, SIDE)
     acc = tl.sum(products, 1) * scale
-    if FP8:
+    if FP8 and SHARE == 0:
         acc *= tl.load(scale_n + n)
     if HAS_BIAS:
         acc += tl.load(bias_n + n).to(tl.float32)
@@ -81,7 +99,7 @@ def gemv(
         tl.store(y_n + n, acc.to(y_n.dtype.element_ty))
     elif EPILOGUE == "silu":
         up = tl.sum(products_up, 1) * scale
-        if FP8:
+        if FP8 and SHARE == 0:
             up *= tl.load(scale_n + N + n)
         if HAS_BIAS:
             up += tl.load(bias_n + N + n).to(tl.float32)

@@ -10,7 +10,6 @@ Shape suffixes: m rows, n output features, k input features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -21,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.skinny_linear import ResidualStream, SkinnyLinear, store
+from octavo.kernels.triton.skinny_linear import SkinnyLinear, store_apart
 from octavo.kernels.triton.skinny_table import MAX_ROWS, Ring, bucket_for, choose
 from octavo.kernels.triton.target import capability, has_dependent_launches, stages
 
@@ -171,13 +170,7 @@ def product_launch(x_mk: Tensor, weight_nk: Tensor, bias_n: Tensor | None, y_mn:
     if config is None:
         return invariant_launch(x_mk, weight_nk, bias_n, y_mn, tma=has_dependent_launches(x_mk.device))
     linear = SkinnyLinear("qkv", weight_nk, bias_n, {bucket_for(num_rows): config})
-    return store(linear, x_mk, y_mn, ResidualStream(y_mn, y_mn, _no_squares(x_mk.device)))
-
-
-@cache
-def _no_squares(device: torch.device) -> Tensor:
-    """What stands for the sums of squares that the ring does not read here."""
-    return torch.zeros(1, dtype=torch.float32, device=device)
+    return store_apart(linear, x_mk, y_mn)
 
 
 def invariant_product(x_mk: Tensor, weight_nk: Tensor, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:

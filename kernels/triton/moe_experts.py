@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from octavo.kernels.reference.quantize_rows import FP8
+from octavo.kernels.reference.squares import SIDE
 from octavo.kernels.triton import moe_table
 from octavo.kernels.triton.moe_table import Tile
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS
@@ -37,7 +38,7 @@ class ExpertScales:
     @classmethod
     def of(cls, gate_up: Tensor, down: Tensor) -> ExpertScales:
         """Scales of channels, or (with an axis more) of squares of the one side that kernels know."""
-        return cls(gate_up, down, moe_table.SQUARE if down.ndim == 3 else 0)
+        return cls(gate_up, down, SIDE if down.ndim == 3 else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from octavo.kernels.reference.squares import SIDE
+
 SHARED_BYTES: Final = 227 << 10
 """What a program may use on sm_90."""
 
@@ -83,8 +85,6 @@ LEAST: Final = 16
 """Sizes must be multiples of this: the least block of a product."""
 LEAST_EIGHT: Final = 32
 """The same of products in e4m3."""
-SQUARE: Final = 128
-"""Side of the blocks of e4m3 weights whose scales the kernels apply."""
 MAX_EXPERTS: Final = 512
 """What one program sorts by."""
 MAX_COMPARED: Final = 256
@@ -103,7 +103,7 @@ def supports_eight(width: int, inner: int) -> bool:
 
 def supports_squares(width: int, inner: int) -> bool:
     """Whether they apply scales of square blocks: no block reaches from one expert's matrix into the next."""
-    return width % SQUARE == 0 and inner % SQUARE == 0
+    return width % SIDE == 0 and inner % SIDE == 0
 
 
 def tiles_for(pairs_per_expert: float, width: int, inner: int, item: int, *, squares: bool = False) -> dict[str, Tile]:

@@ -1,10 +1,11 @@
-"""Rows to e4m3 with one scale each (kernels/reference/quantize_rows.py): of activations before an fp8 product, and of
-weights as they load, whose scales are the best of several.
+"""Rows to e4m3 with one scale each (kernels/reference/quantize_rows.py), or one for every group of their features
+(squares.py there): of activations before an fp8 product, and of weights as they load, whose scales are the best of
+several.
 
 A program owns a row and holds it in registers between finding its scale and storing it. As a `Launch` for chains of
 dependent launches (decode steps), or at once over any number of rows.
 
-Shape suffixes: r rows, k features.
+Shape suffixes: r rows, k features, g groups of features.
 """
 
 from __future__ import annotations
@@ -15,22 +16,42 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.reference.quantize_rows import FP8, STEPS
+from octavo.kernels.reference.squares import num_groups
 from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.launch import Launch
 
 
 @triton.jit
-def quantize_rows_kernel(x_rk, number_rk, scale_r, K: tl.constexpr, K_P2: tl.constexpr, PDL: tl.constexpr):
+def store_quantized(
+    value_k, number_ptr, scale_ptr, row, stride, K: tl.constexpr, K_P2: tl.constexpr, GROUP: tl.constexpr
+):
+    """One row's numbers and its scale; or the scales of its groups of GROUP features, `stride` apart. Values past the
+    row's end are 0."""
+    k = tl.arange(0, K_P2)
+    if GROUP > 0:
+        group = tl.arange(0, K_P2 // GROUP)
+        value_gk = tl.reshape(value_k, K_P2 // GROUP, GROUP)
+        scale_g = tl.maximum(tl.max(tl.abs(value_gk), 1), 1e-12) / 448.0
+        tl.store(scale_ptr + group.to(tl.int64) * stride + row, scale_g, mask=group * GROUP < K)
+        number_k = tl.reshape(value_gk / scale_g[:, None], K_P2)
+    else:
+        scale = tl.maximum(tl.max(tl.abs(value_k), 0), 1e-12) / 448.0
+        tl.store(scale_ptr + row, scale)
+        number_k = value_k * (1.0 / scale)
+    tl.store(number_ptr + row * K + k, number_k.to(number_ptr.dtype.element_ty), mask=k < K)
+
+
+@triton.jit(do_not_specialize=["stride"])
+def quantize_rows_kernel(
+    x_rk, number_rk, scale_gr, stride, K: tl.constexpr, K_P2: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, K_P2)
-    inside = k < K
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    x = tl.load(x_rk + row * K + k, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
-    tl.store(number_rk + row * K + k, (x * (1.0 / scale)).to(number_rk.dtype.element_ty), mask=inside)
-    tl.store(scale_r + row, scale)
+    x = tl.load(x_rk + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+    store_quantized(x, number_rk, scale_gr, row, stride, K, K_P2, GROUP)
 
 
 @triton.jit
@@ -57,32 +78,44 @@ def quantize_weights_kernel(
     tl.store(scale_r + row, best)
 
 
-def quantize_launch(x_rk: Tensor, number_rk: Tensor, scale_r: Tensor) -> Launch:
-    """Rows of x (dense) into `number_rk` (dense; e4m3, or fp32 to leave the numbers unrounded) and `scale_r`."""
+def quantize_launch(x_rk: Tensor, number_rk: Tensor, scale_f: Tensor, *, group: int = 0, stride: int = 0) -> Launch:
+    """Rows of x (dense) into `number_rk` (dense; e4m3, or fp32 to leave the numbers unrounded) and `scale_f`: of row r
+    at r; with a `group` of so many features, of the row's group g at g * stride + r."""
     num_rows, width = x_rk.shape
     assert x_rk.is_contiguous()
     assert number_rk.is_contiguous()
-    args = {"x_rk": x_rk, "number_rk": number_rk, "scale_r": scale_r}
-    return Launch(quantize_rows_kernel, (num_rows,), args, _sizes(width), num_warps=_warps(width))
+    args = {"x_rk": x_rk, "number_rk": number_rk, "scale_gr": scale_f, "stride": stride}
+    return Launch(quantize_rows_kernel, (num_rows,), args, sizes_of(width, group), num_warps=_warps(width))
 
 
-def quantize_rows(x_rk: Tensor) -> tuple[Tensor, Tensor]:
-    """As the reference, on a CUDA device that has e4m3 (sm_89 and later)."""
-    number_rk = torch.empty(x_rk.shape, dtype=FP8, device=x_rk.device)
-    scale_r = torch.empty(x_rk.shape[0], dtype=torch.float32, device=x_rk.device)
+def allocate_rows(rows: int, width: int, device: torch.device, group: int = 0) -> tuple[Tensor, Tensor]:
+    """Room for (e4m3 [r, width], fp32 scales [r]; or of groups, [g, r])."""
+    shape = (num_groups(width, group), rows) if group else (rows,)
+    return torch.empty(rows, width, dtype=FP8, device=device), torch.empty(shape, dtype=torch.float32, device=device)
+
+
+def quantize_rows(x_rk: Tensor, *, group: int = 0) -> tuple[Tensor, Tensor]:
+    """As the reference (squares.py's for groups), on a CUDA device that has e4m3 (sm_89 and later)."""
     num_rows, width = x_rk.shape
+    number_rk, scale = allocate_rows(num_rows, width, x_rk.device, group)
     if num_rows:
-        args = (x_rk.contiguous(), number_rk, scale_r)
-        constants = _sizes(width) | {"PDL": False}
+        args = (x_rk.contiguous(), number_rk, scale, num_rows)
+        constants = sizes_of(width, group) | {"PDL": False}
         launch(quantize_rows_kernel, (num_rows, 1, 1), args, constants, num_warps=_warps(width))
-    return number_rk, scale_r
+    return number_rk, scale
 
 
 def weights_launch(weight_rk: Tensor, number_rk: Tensor, scale_r: Tensor) -> Launch:
     """Rows of a dense matrix into `number_rk` (dense, e4m3) and `scale_r`."""
     num_rows, width = weight_rk.shape
     args = {"weight_rk": weight_rk, "number_rk": number_rk, "scale_r": scale_r}
-    return Launch(quantize_weights_kernel, (num_rows,), args, _sizes(width) | {"STEPS": STEPS}, num_warps=_warps(width))
+    return Launch(
+        quantize_weights_kernel,
+        (num_rows,),
+        args,
+        {"K": width, "K_P2": triton.next_power_of_2(width), "STEPS": STEPS},
+        num_warps=_warps(width),
+    )
 
 
 def quantize_weights(weight_rk: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,8 +127,9 @@ def quantize_weights(weight_rk: Tensor) -> tuple[Tensor, Tensor]:
     return number_rk, scale_r
 
 
-def _sizes(width: int) -> dict[str, int]:
-    return {"K": width, "K_P2": triton.next_power_of_2(width)}
+def sizes_of(width: int, group: int) -> dict[str, int]:
+    """Constants of what stores quantized rows."""
+    return {"K": width, "K_P2": max(triton.next_power_of_2(width), group), "GROUP": group}
 
 
 def _warps(width: int) -> int:

@@ -25,6 +25,7 @@ import triton
 from torch import Tensor
 
 from octavo.kernels.reference.quantize_rows import FP8
+from octavo.kernels.reference.squares import SIDE
 from octavo.kernels.triton.gemv import gemv
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.quantize_rows import quantize_launch
@@ -95,7 +96,8 @@ class QuantizedRows:
 class SkinnyLinear:
     """A weight matrix [n, k] (gate_up: [2 n, k]), its bias [rows] or None, and how each bucket multiplies it.
 
-    A matrix in e4m3 comes with the scales of its rows (fp32) and a place for quantized rows of x.
+    A matrix in e4m3 comes with the scales of its rows (fp32) and a place for quantized rows of x; or with scales of
+    squares (kernels/reference/squares.py), which `share` rows have in common.
     """
 
     op: str
@@ -104,6 +106,7 @@ class SkinnyLinear:
     configs: dict[int, Config]
     scale: Tensor | None = None
     rows: QuantizedRows | None = None
+    share: int = 0
 
     @classmethod
     def make(
@@ -155,6 +158,17 @@ def quantized(linear: SkinnyLinear, x_mk: Tensor) -> list[Launch]:
 def store(linear: SkinnyLinear, x_mk: Tensor, y_mn: Tensor, stream: ResidualStream, partials: int = 0) -> Launch:
     """y = x W^T + bias, in y's dtype. `partials`: x is the stream's `gained`, with so many sums of squares a row."""
     return _launch(linear, x_mk, y_mn, "store", stream, partials, None, None, 0.0)
+
+
+def store_apart(linear: SkinnyLinear, x_mk: Tensor, y_mn: Tensor) -> Launch:
+    """y = x W^T + bias, without any stream."""
+    return store(linear, x_mk, y_mn, ResidualStream(y_mn, y_mn, _no_squares(x_mk.device)))
+
+
+@cache
+def _no_squares(device: torch.device) -> Tensor:
+    """What stands for the sums of squares that such a product does not read."""
+    return torch.zeros(1, dtype=torch.float32, device=device)
 
 
 def scaled_store(
@@ -223,9 +237,8 @@ def _launch(
     tiles = linear.n // config.block_n
     if isinstance(config, Gemv):
         rows = {"y_n": y_mn, "residual_n": stream.residual_mn, "gained_n": stream.gained_mn}
-        return Launch(
-            gemv, (tiles,), {"x_k": x_mk, "weight_nk": linear.weight, **rows, **args}, constants, config.warps
-        )
+        args |= {"x_k": x_mk, "weight_nk": linear.weight, **rows}
+        return Launch(gemv, (tiles,), args, constants | {"SHARE": linear.share, "SIDE": SIDE}, config.warps)
     kernel, describe = _ring_parts()
     assert config.split_k == 1 or split is not None, "only the residual epilogue may split k"
     x_scale_m = squares_f

@@ -8,6 +8,7 @@ one row are by analogy; everything else is a winner of that tuning.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -196,11 +197,16 @@ def bucket_for(num_rows: int) -> int:
 def choose(op: str, n: int, k: int, bucket: int, *, fp8: bool = False) -> Config | None:
     """The configuration for a product of `op` at a bucket: that of the measured shape nearest in log n and log k among
     those that fit this shape; None when the shape can't run. `fp8`: the matrix is in e4m3."""
+    return next(candidates(op, n, k, bucket, fp8=fp8), None)
+
+
+def candidates(op: str, n: int, k: int, bucket: int, *, fp8: bool = False) -> Iterator[Config]:
+    """Those that fit the shape, the best first."""
     table, plain, item_bytes = (FP8_TABLE, FP8_PLAIN, 1) if fp8 else (TABLE, PLAIN, 2)
 
     def distance(shape: tuple[str, int, int]) -> float:
         return abs(math.log(shape[1] / n)) + abs(math.log(shape[2] / k))
 
     near = sorted((shape for shape in table if shape[0] == op), key=distance)
-    candidates = (*(table[shape][bucket] for shape in near), *plain[bucket])
-    return next((config for config in candidates if config.fits(op, n, k, item_bytes)), None)
+    found = (*(table[shape][bucket] for shape in near), *plain[bucket])
+    return (config for config in found if config.fits(op, n, k, item_bytes))

@@ -56,7 +56,8 @@ def _unrounded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def allocate(width: int, device: torch.device) -> QuantizedRows:
         return QuantizedRows(torch.zeros(MAX_ROWS * width, device=device), torch.zeros(MAX_ROWS, device=device))
 
-    def allocate_rows(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def allocate_rows(rows: int, width: int, device: torch.device, group: int) -> tuple[Tensor, Tensor]:
+        assert group == 0
         return torch.full((rows, width), torch.nan), torch.full((rows,), torch.nan)
 
     monkeypatch.setattr(skinny_linear.QuantizedRows, "allocate", allocate)

@@ -37,13 +37,14 @@ from gpu_report import Part, Report, run_parts
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo.kernels.reference.moe import dequantize_squares, route
 from octavo.kernels.reference.moe import experts as reference_experts
+from octavo.kernels.reference.moe import route
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_rows
+from octavo.kernels.reference.squares import SIDE, dequantize_squares
 from octavo.kernels.triton import moe
 from octavo.kernels.triton.launch import compile_together
 from octavo.kernels.triton.moe_experts import Experts, ExpertScales
-from octavo.kernels.triton.moe_table import SHARED_BYTES, SQUARE, Tile, tiles_for
+from octavo.kernels.triton.moe_table import SHARED_BYTES, Tile, tiles_for
 from octavo.kernels.triton.skinny_table import MAX_ROWS, bucket_for
 
 FORMS = ("channels", "squares")
@@ -59,12 +60,12 @@ def make_eight(form: str) -> Experts:
             number, scale = quantize_rows(matrix.flatten(0, 1))
             kept.append((number.view(matrix.shape), scale.view(matrix.shape[:2])))
         else:
-            squares = matrix.unflatten(1, (-1, SQUARE)).unflatten(-1, (-1, SQUARE))
+            squares = matrix.unflatten(1, (-1, SIDE)).unflatten(-1, (-1, SIDE))
             scale = squares.abs().amax((2, 4)).float() / 448
             number = (squares / scale[:, :, None, :, None]).to(FP8).view(matrix.shape)
             kept.append((number, scale.contiguous()))
     (gate_up, first), (down, second) = kept
-    scales = ExpertScales(first, second, SQUARE if form == "squares" else 0)
+    scales = ExpertScales(first, second, SIDE if form == "squares" else 0)
     return replace(plain, gate_up_e2ih=gate_up, down_ehi=down, scales=scales)
 
 

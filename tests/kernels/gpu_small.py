@@ -22,7 +22,7 @@ from gpu_report import Report, capture, time_ms
 from small_kernels import ROWS, Case, Place, Row
 
 from octavo.kernels.reference.quantize_rows import FP8
-from octavo.kernels.triton import quantized_joins
+from octavo.kernels.triton import quantize_rows
 from octavo.kernels.triton.interpreter import mend
 from octavo.kernels.triton.target import has_dependent_launches
 
@@ -110,7 +110,7 @@ def main() -> int:
     report, cuda = Report(), torch.device("cuda")
     if args.tiny:
         mend()
-        quantized_joins.FP8 = torch.float32
+        quantize_rows.FP8 = torch.float32
         run_rows(report, rows, Place(torch.device("cpu"), torch.float32, torch.float32, pdl=False), is_tiny=True)
     else:
         place = Place(cuda, torch.bfloat16, FP8, pdl=has_dependent_launches(cuda))

@@ -15,10 +15,11 @@ from fused_steps import relative_error
 from torch import Tensor
 
 from octavo.kernels.reference.activations import ACTIVATIONS
-from octavo.kernels.reference.moe import Rule, choose, dequantize_squares, route, sort_pairs
+from octavo.kernels.reference.moe import Rule, choose, route, sort_pairs
 from octavo.kernels.reference.moe import experts as reference_experts
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_rows
 from octavo.kernels.reference.skinny_linear import rms_norm
+from octavo.kernels.reference.squares import dequantize_squares
 from octavo.kernels.triton import moe, moe_choose, moe_experts, moe_launches, moe_table
 from octavo.kernels.triton.embed_norm import embed
 from octavo.kernels.triton.interpreter import mend

@@ -7,6 +7,7 @@ channel or a block.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,12 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import read_tensors
 from torch import Tensor
+
+from octavo.config import ModelConfig
+from octavo.models.base import CausalLM
+from octavo.models.config import normalize_config
+from octavo.models.loader import load_model
+from octavo.models.sources import resolve_source
 
 FORMATS = ("hf-tensor", "hf-block", "ct-tensor", "ct-channel", "ct-block")
 BLOCK = (20, 24)
@@ -39,7 +46,7 @@ def write(source: Path, folder: Path, form: str, *, ignored: tuple[str, ...] = (
     meant: dict[str, Tensor] = {}
     for name, tensor in read_tensors(source):
         layer = name.removesuffix(".weight")
-        if not name.endswith("proj.weight") or layer in ignored:
+        if not re.search(r"proj\w*\.weight$", name) or layer in ignored:
             stored[name] = meant[name] = tensor
             continue
         granularity = form.partition("-")[2]
@@ -57,6 +64,13 @@ def write(source: Path, folder: Path, form: str, *, ignored: tuple[str, ...] = (
     if generation.is_file():
         shutil.copy(generation, folder)
     return Fp8Checkpoint(folder, form, meant)
+
+
+def read(folder: Path, quantization: str, dtype: torch.dtype = torch.float32, load_format: str = "auto") -> CausalLM:
+    """The model of a folder, on the CPU."""
+    found = resolve_source(ModelConfig(model=str(folder)), lambda stage, fraction: None)
+    normal, cpu = normalize_config(found.raw_config, found.generation_config), torch.device("cpu")
+    return load_model(found, normal, device=cpu, dtype=dtype, quantization=quantization, load_format=load_format)
 
 
 def describe(form: str, ignored: tuple[str, ...]) -> dict[str, Any]:

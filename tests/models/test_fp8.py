@@ -13,25 +13,22 @@ from typing import Any
 import fp8_checkpoints
 import pytest
 import torch
-from fp8_checkpoints import FORMATS, Fp8Checkpoint, write
+from fp8_checkpoints import FORMATS, Fp8Checkpoint, read, write
 from paged_driver import PagedDriver
 from tiny_models import CASES, QWEN3_MOE, load, make_reference, read_config, read_tensors, save
 from torch import Tensor
 
-from octavo.config import ModelConfig, make_engine_config
+from octavo.config import make_engine_config
 from octavo.errors import ConfigError, ModelError
-from octavo.kernels.reference.moe import dequantize_squares
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_weights
+from octavo.kernels.reference.squares import dequantize_squares
 from octavo.layers.linear import DENSE
 from octavo.layers.moe import SparseMLP
 from octavo.layers.quant import fp8
 from octavo.models.base import CausalLM
-from octavo.models.config import normalize_config
 from octavo.models.decoder import Decoder
-from octavo.models.loader import load_model
 from octavo.models.quantization import read_quantization
 from octavo.models.registry import build_model, footprint, with_wide_ends
-from octavo.models.sources import resolve_source
 from octavo.models.weights import linears_of, mixtures_of
 from octavo.worker import memory
 from octavo.worker.device import DeviceFacts
@@ -59,12 +56,6 @@ def checkpoint(request: pytest.FixtureRequest, source: Path, tmp_path_factory: p
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers keep fp8 weights as on a device that multiplies them."""
     monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
-
-
-def read(folder: Path, quantization: str, dtype: torch.dtype = torch.float32, load_format: str = "auto") -> CausalLM:
-    found = resolve_source(ModelConfig(model=str(folder)), lambda stage, fraction: None)
-    normal = normalize_config(found.raw_config, found.generation_config)
-    return load_model(found, normal, device=CPU, dtype=dtype, quantization=quantization, load_format=load_format)
 
 
 def linears(model: CausalLM) -> Iterator[tuple[str, Tensor, Tensor | None]]:

@@ -25,7 +25,7 @@ class Product(Protocol):
 
 
 Form = Literal["wide", "channels", "squares"]
-"""Of a matrix: plain numbers, or e4m3 with a scale an output channel, or one a square block (experts only)."""
+"""Of a matrix: plain numbers, or e4m3 with a scale an output channel, or one a square of 128 x 128."""
 
 
 class LinearMethod(Protocol):
@@ -104,7 +104,7 @@ class Linear(nn.Module):
 
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
-    """fp32 [o] of a weight in e4m3."""
+    """fp32, of a weight in e4m3: [o], or of squares (quant/fp8_squares.py)."""
     bias: nn.Parameter | None
 
     def __init__(

@@ -20,21 +20,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from octavo.kernels.reference.moe import Rule, choose, dequantize_squares
+from octavo.kernels.reference.moe import Rule, choose
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
-from octavo.kernels.triton.moe_table import SQUARE, supports, supports_eight, supports_squares
+from octavo.kernels.reference.squares import SIDE, dequantize_squares
+from octavo.kernels.triton.moe_table import supports, supports_eight, supports_squares
 from octavo.kernels.triton.target import runs_kernels
 from octavo.layers.activation import KINDS, ClampedActivation, GatedActivation, activation
 from octavo.layers.fused.base import ExpertWeights
 from octavo.layers.linear import Choice, Form, dense
 from octavo.layers.quant import fp8
+from octavo.layers.quant.fp8_squares import SQUARES
 from octavo.layers.sparse_mixer import sparse_mixer
 
 if TYPE_CHECKING:
     from octavo.kernels.triton.moe_experts import Experts
-
-SQUARES = "weight_scale_squares"
-"""What a slot of scales of square blocks is called, below its matrix' name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class SparseMLP(nn.Module):
         knows_input = not spec.routing.weighs_input or spec.top_k == 1
         self.has_kernels = knows_input and supports(hidden_size, inner, count, spec.top_k)
         self.form = self._form(choose, hidden_size) if self.has_kernels else "wide"
-        is_fp8, side = self.form != "wide", SQUARE if self.form == "squares" else 1
+        is_fp8, side = self.form != "wide", SIDE if self.form == "squares" else 1
 
         def parameter(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)

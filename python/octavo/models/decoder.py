@@ -122,6 +122,7 @@ class Decoder(nn.Module):
         extras += ["layers with different rotations"] if len(set(self.layer_rotaries)) > 1 else []
         extras += ["bias of logits"] if self.head_bias is not None else []
         extras += ["scaled embeddings or logits"] if scales != Scales() else []
+        extras += ["scales of squares"] if any(linear.method.form == "squares" for linear in linears) else []
         return DecoderShape(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size if any(spec.experts is None for spec in specs) else 0,

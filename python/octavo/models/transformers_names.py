@@ -13,7 +13,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
-SCALE = "weight_scale"
+from octavo.layers.quant.fp8_squares import SQUARES
+
+SCALES = ("weight_scale", SQUARES)
 """Of an fp8 layer that stays one, beside its `weight` (layers/quant/fp8_tensors.py)."""
 
 
@@ -35,7 +37,8 @@ class CheckpointNames:
         """The same weights under the model's names. Fused tensors come last, when all their parts are there."""
         parts: dict[str, list[tuple[str, str, Tensor]]] = {}
         for name, tensor in tensors:
-            scale = self.plain_name(name) if name.endswith(f".{SCALE}") and name not in self.known else ""
+            is_scale = name.rpartition(".")[2] in SCALES and name not in self.known
+            scale = self.plain_name(name) if is_scale else ""
             renamed, pattern = (scale, None) if scale else self._rename(name)
             if pattern is None:
                 yield renamed, tensor
@@ -51,10 +54,10 @@ class CheckpointNames:
     def plain_name(self, name: str) -> str:
         """The model's name of a tensor that it takes as it is; "" of others. Scales are named as their weights."""
         layer, _, kind = name.rpartition(".")
-        renamed, pattern = self._rename(f"{layer}.weight" if kind == SCALE else name)
+        renamed, pattern = self._rename(f"{layer}.weight" if kind in SCALES else name)
         if pattern is not None or renamed in self.turned:
             return ""
-        return f"{renamed.removesuffix('.weight')}.{SCALE}" if kind == SCALE else renamed
+        return f"{renamed.removesuffix('.weight')}.{kind}" if kind in SCALES else renamed
 
     def _rename(self, name: str) -> tuple[str, str | None]:
         """(model's name, pattern of the converter that wants the tensor)."""

@@ -52,7 +52,8 @@ class Checkpoint:
         if self._quantization is not None:
             tensors = as_kept(tensors, _OldNames(self._names, self._slots), self._quantization)
         named = self._turned(self._names.convert(tensors))
-        load_strict(self._slots, self._tied, as_kept(named, self._slots, self._quantization, self._merged))
+        kept = as_kept(named, self._slots, self._quantization, self._merged, rounds_squares=True)
+        load_strict(self._slots, self._tied, kept)
         finish_products(causal)
         finish_norms(causal)
 

@@ -1,7 +1,8 @@
 """Linear layers in fp8: weights in e4m3 with a scale an output channel, activations quantized row by row as they come.
 
-What checkpoints hold (one scale a tensor, a channel or a block, or no fp8 at all) becomes that form when it is loaded:
-fp8_tensors.py. A device without fp8 products gets the same rounded weights in the model's dtype.
+What checkpoints hold (one scale a tensor or a channel, or no fp8 at all) becomes that form when it is loaded:
+fp8_tensors.py; scales of squares stay (fp8_squares.py). A device without fp8 products gets the same rounded weights in
+the model's dtype.
 
 Decode steps of up to 128 rows go through layers/fused where it runs; what is here multiplies everything else.
 
@@ -117,12 +118,4 @@ def _one(device: torch.device) -> Tensor:
     return torch.ones((), device=device)
 
 
-class Fp8Squares(Fp8):
-    """Of experts whose checkpoint has scales of square blocks: they are kept. (A linear layer has channels' all the
-    same.)"""
-
-    form: Form = "squares"
-
-
 FP8_LINEAR = Fp8()
-FP8_SQUARES = Fp8Squares()

@@ -1,14 +1,15 @@
 """fp8 weights on their way from a checkpoint into a model: every layer gets them in the form that it keeps.
 
 A checkpoint's layer is plain, or in fp8 with scales of the whole tensor, of channels or of blocks; a model's layer is
-dense, or in e4m3 with one scale a channel (layers/quant/fp8.py); experts are as layers. All pairs work:
+dense, or in e4m3 with one scale a channel (fp8.py) or a square of 128 x 128 (fp8_squares.py); experts are as layers.
+These pairs occur:
 
-| checkpoint | into a dense layer | into an fp8 layer |
-|---|---|---|
-| plain | as it is | quantized by channel, its scale the best of 16: about 2.5% of a channel's norm |
-| fp8, tensor or channel | exact in fp32 | exact: a tensor's scale is repeated |
-| fp8, blocks | exact in fp32 | quantized again by channel: the same error once more, about 3.6% in all |
-| fp8, blocks of 128 x 128, experts | exact in fp32 | as they are, where no expert's matrix ends within a block |
+| checkpoint | into a dense layer | into a layer with scales of channels | of squares |
+|---|---|---|---|
+| plain | as it is | quantized, its scale the best of 16: about 2.5% of a channel's norm | refused |
+| fp8, tensor or channel | exact in fp32 | exact: a tensor's scale is repeated | refused |
+| fp8, blocks of 128 x 128 | exact in fp32 | (experts of odd sizes) as other blocks | as they are |
+| fp8, other blocks | exact in fp32 | quantized again: the same error once more, about 3.6% in all | refused |
 
 Shape suffixes: o output features, i input features.
 """
@@ -24,14 +25,16 @@ from torch import Tensor
 
 from octavo.errors import ModelError
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_weights
+from octavo.kernels.reference.squares import quantize_squares
 from octavo.kernels.triton.target import capability
-from octavo.layers.moe import SQUARES, Merged
+from octavo.layers.moe import Merged
 from octavo.layers.quant.fp8 import LEAST_CAPABILITY
+from octavo.layers.quant.fp8_squares import SQUARES
 from octavo.layers.quant.stored import Quantization
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-SCALES = ("weight_scale", "weight_scale_inv")
-"""Both multiply the stored numbers, whatever the second one's name says."""
+SCALES = ("weight_scale", "weight_scale_inv", SQUARES)
+"""All multiply the stored numbers, whatever the second one's name says; the last one is what a model calls it."""
 UNUSED = ("input_scale", "output_scale", "activation_scale", "k_scale", "v_scale", "q_scale", "attn_scale")
 """Scales of activations and of an fp8 KV cache."""
 MAX_NAMED = 5
@@ -43,9 +46,12 @@ def as_kept(
     slots: Mapping[str, Tensor],
     quantization: Quantization | None,
     merged: Mapping[str, Merged] = MappingProxyType({}),
+    *,
+    rounds_squares: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as a model with these slots keeps them (an fp8 layer has a slot `<layer>.weight_scale`; plain
-    matrices of all experts in one, `<name>_scale` among the `merged` ones).
+    """The tensors as a model with these slots keeps them (an fp8 layer has a slot `<layer>.weight_scale`, or of
+    squares; plain matrices of all experts in one, `<name>_scale` among the `merged` ones). `rounds_squares`: plain
+    matrices that were fused from dequantized ones may become squares.
 
     A layer's tensors are held back until it is complete. ModelError: a scale without a weight or the reverse, or scales
     of no known shape.
@@ -54,9 +60,13 @@ def as_kept(
     for name, tensor in tensors:
         layer, _, kind = name.rpartition(".")
         is_fp8 = kind == "weight" and tensor.dtype in FLOAT8
-        if kind == "weight" and not is_fp8 and f"{layer}.{SQUARES}" in slots:
+        into_squares = kind == "weight" and not is_fp8 and f"{layer}.{SQUARES}" in slots
+        if into_squares and not rounds_squares:
             raise ModelError(f"{name} is {tensor.dtype}, but config.json's quantization_config says fp8 in blocks")
-        if is_fp8 or (kind in SCALES and quantization is not None):
+        if into_squares:
+            number_oi, scale = quantize_squares(tensor.to(slots[name].device))
+            yield from ((name, number_oi), (f"{layer}.{SQUARES}", scale))
+        elif is_fp8 or (kind in SCALES and quantization is not None):
             parts = waiting.setdefault(layer, {})
             parts["weight" if is_fp8 else "scale"] = tensor
             if len(parts) == 2:

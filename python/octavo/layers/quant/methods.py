@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from octavo.kernels.triton.moe_table import SQUARE
+from octavo.kernels.reference.squares import SIDE
 from octavo.layers.linear import LinearMethod, Product
 
-METHODS = {"fp8": "octavo.layers.quant.fp8:FP8_LINEAR", "fp8 squares": "octavo.layers.quant.fp8:FP8_SQUARES"}
+METHODS = {"fp8": "octavo.layers.quant.fp8:FP8_LINEAR", "fp8 squares": "octavo.layers.quant.fp8_squares:FP8_SQUARES"}
 """Name -> "module:object"; "fp8 squares" is what a checkpoint's blocks make of "fp8"."""
 
 
 def find_method(name: str, block: tuple[int, int] | None = None) -> LinearMethod:
     """The method of a name in METHODS; `block` is what shares a scale in the checkpoint."""
-    if name == "fp8" and block == (SQUARE, SQUARE):
+    if name == "fp8" and block == (SIDE, SIDE):
         name = "fp8 squares"
     module, attribute = METHODS[name].split(":")
     method: LinearMethod = getattr(import_module(module), attribute)

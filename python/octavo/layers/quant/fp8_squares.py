@@ -1,0 +1,104 @@
+"""Linear layers of fp8 checkpoints with a scale for every square of 128 x 128 weights (DeepSeek-V3, Qwen3's FP8 ones):
+numbers and scales are the checkpoint's, bit by bit. Activations are quantized as they come, by groups of 128 features
+of a row, where there are many rows; few rows stay as they are (kernels/triton/square_gemm.py).
+
+A device without fp8 products gets the numbers that they stand for in the model's dtype. Decode steps of up to 128 rows
+go through layers/fused where it runs. Experts are layers/moe.py's.
+
+Shape suffixes: t tokens, i input features, o output features, g groups of 128 input features, s groups of output
+features with equal scales.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from octavo.kernels.reference.quantize_rows import FP8
+from octavo.kernels.reference.squares import SIDE, dequantize_squares, num_groups
+from octavo.layers.linear import DENSE, Form, Linear
+from octavo.layers.quant import fp8
+
+SQUARES = "weight_scale_squares"
+"""What a slot of scales of squares is called, below its matrix' name."""
+
+
+class Fp8Groups(NamedTuple):
+    """A layer's input that is quantized already: e4m3 [t, i], and scales fp32 [g, t]."""
+
+    number_ti: Tensor
+    scale_gt: Tensor
+
+
+class Fp8Squares:
+    """`weight` e4m3 [o, i], `weight_scale` fp32 [s, g], `bias` [o] in the model's dtype."""
+
+    form: Form = "squares"
+
+    def create(self, layer: Linear, dtype: torch.dtype, device: torch.device) -> None:
+        """See `LinearMethod.create`."""
+        outputs, inputs = layer.out_features, layer.in_features
+
+        def parameter(shape: tuple[int, ...], kind: torch.dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=False)
+
+        layer.weight = parameter((outputs, inputs), FP8)
+        layer.weight_scale = parameter((num_groups(outputs, share_of(layer)), num_groups(inputs)), torch.float32)
+        layer.bias = parameter((outputs,), dtype) if layer.has_bias else None
+
+    def slots(self, layer: Linear) -> dict[str, Tensor]:
+        """See `LinearMethod.slots`; the dense layer's names, and `<shard>.weight_scale_squares`: a scale a square, the
+        first of those that are equal."""
+        repeats = SIDE // share_of(layer)
+        return DENSE.slots(layer) | {f"{name}.{SQUARES}": scale[::repeats] for name, scale in _parts(layer).items()}
+
+    def finish(self, layer: Linear) -> None:
+        """See `LinearMethod.finish`. Where the device has no fp8 products, the layer becomes a dense one with the
+        weights' values."""
+        share = share_of(layer)
+        for scale_sg in _parts(layer).values():
+            first = scale_sg[:: SIDE // share].clone()
+            scale_sg.copy_(first.repeat_interleave(SIDE // share, 0)[: len(scale_sg)])
+        if fp8.multiplies_fp8(layer.weight.device):
+            return
+        assert layer.weight_scale is not None
+        values = dequantize_squares(layer.weight, layer.weight_scale, share).to(layer.dtype)
+        layer.weight = nn.Parameter(values, requires_grad=False)
+        layer.weight_scale = None
+        layer.method = DENSE
+
+    def apply(self, layer: Linear, x_ti: Tensor | Fp8Groups) -> Tensor:
+        """See `LinearMethod.apply`. No host synchronization; safe in a CUDA graph capture."""
+        from octavo.kernels.triton.quantize_rows import quantize_rows  # these load Triton
+        from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, square_product
+
+        assert layer.weight_scale is not None
+        if isinstance(x_ti, Tensor) and x_ti.shape[0] > FEW_ROWS:
+            x_ti = Fp8Groups(*quantize_rows(x_ti, group=SIDE))
+        matrix = Squares(layer.weight, layer.weight_scale, share_of(layer))
+        return square_product(x_ti, matrix, layer.bias, layer.dtype)
+
+
+FP8_SQUARES = Fp8Squares()
+
+
+def share_of(layer: Linear) -> int:
+    """Output features that have equal scales: SIDE, or less where a part does not begin at a multiple of it."""
+    start, starts = 0, []
+    for size in layer.shards.values():
+        starts.append(start)
+        start += size
+    return math.gcd(SIDE, *starts)
+
+
+def _parts(layer: Linear) -> dict[str, Tensor]:
+    """The scales of each part, by its checkpoint name."""
+    assert layer.weight_scale is not None
+    share, start, found = share_of(layer), 0, {}
+    for name, size in layer.shards.items():
+        found[name] = layer.weight_scale[start // share : num_groups(start + size, share)]
+        start += size
+    return found

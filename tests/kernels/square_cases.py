@@ -1,0 +1,267 @@
+"""Products with matrices whose scales are of squares, in Triton's interpreter against their references; run by
+test_square_kernels.py.
+
+The interpreter reads e4m3 as it should but rounds wrongly to it, so quantized rows are kept in fp32 here, unrounded:
+what is compared is everything but that rounding, which gpu_squares.py checks on a device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fp8_cases import all_slots, config_of
+from fused_numerics_cases import make_stream
+from fused_stand_in import run
+from fused_steps import relative_error
+from joined_model_cases import make_context as make_step
+from torch import Tensor
+
+from octavo.attention.base import make_backend
+from octavo.kernels.reference import gated as reference_gated
+from octavo.kernels.reference import rms_norm as reference_norm
+from octavo.kernels.reference.quantize_rows import FP8, LARGEST
+from octavo.kernels.reference.skinny_linear import gated_linear, rms_norm
+from octavo.kernels.reference.squares import (
+    SIDE,
+    dequantize_squares,
+    expand_groups,
+    num_groups,
+    quantize_groups,
+    quantize_squares,
+)
+from octavo.kernels.reference.squares import square_product as reference_product
+from octavo.kernels.triton import quantize_rows, quantized_joins, square_gemm
+from octavo.kernels.triton.interpreter import mend
+from octavo.kernels.triton.skinny_linear import SkinnyLinear, scaled_store
+from octavo.kernels.triton.skinny_table import Gemv
+from octavo.kernels.triton.square_gemm import (
+    EIGHT,
+    FEW_ROWS,
+    SINGLE,
+    WIDE,
+    Squares,
+    choose_tile,
+    square_launch,
+    square_product,
+    vector_launch,
+)
+from octavo.layers.fused import fp8_joins
+from octavo.layers.quant import fp8
+from octavo.layers.quant.fp8_squares import Fp8Groups
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
+from octavo.models.weights import linears_of
+
+mend()
+CPU = torch.device("cpu")
+EPS = 1e-5
+
+
+def make_matrix(sizes: list[int], k: int, share: int) -> tuple[Squares, Tensor]:
+    """Parts of so many rows, stacked as a layer does; and what the numbers stand for."""
+    parts = [quantize_squares(torch.randn(n, k) * k**-0.5 * (0.1 + torch.rand(n, 1))) for n in sizes]
+    wide = torch.cat([dequantize_squares(*part) for part in parts])
+    scales = [
+        scale.repeat_interleave(SIDE // share, 0)[: num_groups(n, share)]
+        for n, (_, scale) in zip(sizes, parts, strict=True)
+    ]
+    numbers = torch.cat([number.view(torch.uint8) for number, _ in parts]).view(FP8)
+    return Squares(numbers, torch.cat(scales), share), wide
+
+
+SHAPES: dict[str, tuple[list[int], int, int]] = {
+    "even": ([128, 256], 256, 128),
+    "ragged": ([144], 208, 128),
+    "parts": ([96, 48, 48], 176, 16),
+    "small": ([16], 32, 128),
+}
+"""Name -> (output features of parts, input features, rows of W with equal scales)."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_stacked_squares(shape: str) -> None:
+    matrix, wide = make_matrix(*SHAPES[shape])
+    assert torch.equal(dequantize_squares(matrix.number_nk, matrix.scale_sg, matrix.share), wide)
+
+
+def test_references_round_to_nearest() -> None:
+    x = torch.randn(5, 300) * (0.01 + torch.rand(5, 1))
+    x[2, 128:256] = 0
+    number, scale = quantize_groups(x)
+    assert scale.shape == (3, 5)
+    wide_scale = expand_groups(scale, 300)
+    assert torch.equal(number.float().abs().split(SIDE, 1)[0].amax(1), torch.full((5,), LARGEST))
+    assert ((number.float() * wide_scale - x).abs() <= x.abs() / 16 + wide_scale / 512).all()
+    weight = torch.randn(200, 300)
+    number, scale = quantize_squares(weight)
+    assert scale.shape == (2, 3)
+    assert scale[1, 2] == weight[128:, 256:].abs().max() / LARGEST
+    assert (dequantize_squares(number, scale) - weight).norm() < 0.03 * weight.norm()
+
+
+@pytest.mark.parametrize("tma", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_wide_rows(shape: str, rows: int, tma: bool) -> None:
+    matrix, wide = make_matrix(*SHAPES[shape])
+    (n, k), dtype = wide.shape, torch.float32 if rows < 40 else torch.bfloat16
+    x, bias = torch.randn(rows, k).to(dtype), torch.randn(n) if rows > 1 else None
+    y = torch.full((rows, n), torch.nan)
+    square_launch(x, matrix, bias, y, tma=tma).run(pdl=False)
+    expected = reference_product(x, matrix.number_nk, matrix.scale_sg, bias, matrix.share)
+    assert relative_error(y, expected) < 1e-5
+    assert relative_error(expected - (0 if bias is None else bias), x.float() @ wide.T) < 1e-5
+
+
+@pytest.mark.parametrize("tma", [False, True])
+@pytest.mark.parametrize("tile", [SINGLE, EIGHT[0][1], WIDE[0][1]], ids=["single", "left", "right"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_with_scales_of_groups(shape: str, tile: Any, tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(square_gemm, "choose_tile", lambda *_: tile)
+    matrix, wide = make_matrix(*SHAPES[shape])
+    (n, k), rows = wide.shape, 70
+    x = torch.randn(rows, k) * 3
+    numbers, scale = unrounded_groups(x)
+    y = torch.full((rows, n), torch.nan)
+    square_launch((numbers, scale), matrix, None, y, tma=tma).run(pdl=False)
+    assert relative_error(y, x @ wide.T) < 1e-5
+
+
+def allocate_unrounded(rows: int, width: int, device: torch.device, group: int) -> tuple[Tensor, Tensor]:
+    """Room for rows in fp32 and the scales of their groups."""
+    return torch.full((rows, width), torch.nan), torch.full((num_groups(width, group), rows), torch.nan)
+
+
+def unrounded_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in fp32 and the scales of their groups."""
+    scale = quantize_groups(x)[1]
+    return x / expand_groups(scale, x.shape[1]), scale
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_row(shape: str, has_bias: bool) -> None:
+    matrix, wide = make_matrix(*SHAPES[shape])
+    n, k = wide.shape
+    x, bias = torch.randn(1, k), torch.randn(n) if has_bias else None
+    y = torch.full((1, n), torch.nan)
+    launch = vector_launch(x, matrix, bias, y)
+    assert (launch is None) == (shape in ("ragged", "parts", "small")), "blocks of k fit multiples of 64"
+    if launch is not None:
+        launch.run(pdl=False)
+        assert relative_error(y, x @ wide.T + (0 if bias is None else bias)) < 1e-5
+    found = square_product(x, matrix, bias, torch.float32)
+    assert relative_error(found, x @ wide.T + (0 if bias is None else bias)) < 1e-5
+
+
+@pytest.mark.parametrize(("k", "config"), [(512, Gemv(4, 256, 4)), (320, Gemv(8, 512, 4, is_masked=True))])
+def test_gate_and_up(k: int, config: Gemv) -> None:
+    """Both halves of one matrix, whose squares end with the first half in one case."""
+    n, share = (128, 128) if k == 512 else (96, 32)
+    matrix, wide = make_matrix([n, n], k, share)
+    gain = 1 + 0.3 * torch.randn(k)
+    product = SkinnyLinear("gate_up", matrix.number_nk, None, {1: config}, matrix.scale_sg, None, share)
+    stream = make_stream(k, gain)
+    y = torch.full((1, n), torch.nan)
+    run(scaled_store(product, stream, y, partials=1, epilogue="silu", eps=EPS))
+    assert relative_error(y, gated_linear(rms_norm(stream.residual_mn[:1], gain, EPS), wide, None)) < 1e-5
+
+
+def test_tiles() -> None:
+    """Few rows of a matrix with few rows are cut finer; every table's last tile takes all that is left."""
+    assert choose_tile(3, 4096, 2).block_n < choose_tile(3, 65536, 2).block_n
+    assert choose_tile(100_000, 4096, 1) == EIGHT[-1][1]
+    assert choose_tile(FEW_ROWS, 65536, 2) == WIDE[-1][1]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 300), (3, 4100), (0, 64)])
+def test_groups_are_quantized(rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, after a norm, after an addition and a norm, after silu(gate) * up."""
+
+    def same(actual: tuple[Tensor, Tensor], expected: Tensor) -> None:
+        for found, wanted in zip(actual, unrounded_groups(expected), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+
+    for module in (quantize_rows, quantized_joins):
+        monkeypatch.setattr(module, "allocate_rows", allocate_unrounded)
+    x, residual, gain = torch.randn(rows, width), torch.randn(rows, width), 1 + 0.3 * torch.randn(width)
+    if rows:
+        x[rows // 2, :64] = 0
+    same(quantize_rows.quantize_rows(x, group=SIDE), x)
+    same(quantized_joins.rms_norm(x, gain, EPS, group=SIDE), reference_norm.rms_norm(x, gain, EPS))
+    normed, total = reference_norm.add_rms_norm(x, residual, gain, EPS)
+    found, in_place = quantized_joins.add_rms_norm(x, residual, gain, EPS, group=SIDE)
+    same(found, normed)
+    assert in_place is residual
+    assert torch.equal(residual, total)
+    product = 3 * torch.randn(rows, 2 * width)
+    same(quantized_joins.gated_silu(product, group=SIDE), reference_gated.gated_silu(product))
+
+
+def make_models(monkeypatch: pytest.MonkeyPatch, skipped: list[str], **sizes: int) -> tuple[Decoder, Decoder]:
+    """A model with scales of squares, and the dense one with the same weights."""
+    stored = {"quant_method": "fp8", "weight_block_size": [SIDE, SIDE], "modules_to_not_convert": skipped}
+    config = config_of(quantization_config=stored, num_hidden_layers=2, **sizes)
+    plain = build_model(config, dtype=torch.float32, device=CPU)
+    assert isinstance(plain, Decoder)
+    tensors = {}
+    for name, slot in all_slots(plain).items():
+        layer = name.removesuffix(".weight")
+        if not layer.endswith("_proj") or any(part in layer for part in skipped):
+            is_gain = slot.ndim == 1
+            tensors[name] = 0.5 + torch.rand_like(slot) if is_gain else torch.randn_like(slot) * slot.shape[1] ** -0.5
+            continue
+        tensors[name], tensors[f"{layer}.weight_scale_inv"] = quantize_squares(
+            torch.randn_like(slot) * slot.shape[1] ** -0.5
+        )
+    models = []
+    for keeps in (True, False):
+        monkeypatch.setattr(fp8, "multiplies_fp8", lambda device, keeps=keeps: keeps)
+        model = build_model(config, dtype=torch.float32, device=CPU, quantization="fp8")
+        assert isinstance(model, Decoder)
+        model.load_weights(tensors.items())
+        model.set_attention_backend(make_backend("triton"))
+        models.append(model)
+    return models[0], models[1]
+
+
+@pytest.mark.parametrize("skipped", [[], ["model.layers.1", "down_proj"]], ids=["all", "some-layers-dense"])
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [
+        ([(70, 70), (3, 9)], {}),
+        ([(1, 30), (5, 5)], {}),
+        ([(1, 20)], {}),
+        ([(72, 72)], {"hidden_size": 144, "intermediate_size": 208, "head_dim": 48}),
+    ],
+    ids=["many-tokens", "few-tokens", "one-token", "ragged"],
+)
+def test_modules(
+    rows: list[tuple[int, int]], sizes: dict[str, int], skipped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of the dense model against the modules with squares, which quantize between products if there are many
+    rows."""
+    model, dense = make_models(monkeypatch, skipped, **sizes)
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(fp8_joins, "multiplies_fp8", lambda device: True)
+    for module in (quantize_rows, quantized_joins):
+        monkeypatch.setattr(module, "allocate_rows", allocate_unrounded)
+    alone, products = [], []
+    monkeypatch.setattr(quantize_rows, "quantize_rows", lambda x, group: alone.append(x.shape) or unrounded_groups(x))
+    monkeypatch.setattr(
+        square_gemm, "square_product", lambda x, *args: products.append(type(x)) or square_product(x, *args)
+    )
+    model.use_joins()
+    found, expected = [], []
+    for which, outputs in ((model, found), (dense, expected)):
+        torch.manual_seed(1)
+        ctx, token_id_t = make_step(which, rows, 16)
+        outputs += [which.forward(token_id_t, ctx.position_t, ctx), *ctx.kv_cache]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error(ours, theirs) < 2e-5
+    num_fp8 = sum(layer.method.form == "squares" for layer in linears_of(model))
+    is_many = sum(count for count, _ in rows) > FEW_ROWS
+    assert products == [Fp8Groups if is_many else Tensor] * num_fp8
+    assert len(alone) == is_many * num_fp8 // (3 if skipped else 4), "only what attention gives is quantized by itself"

@@ -1,0 +1,109 @@
+"""Runs square_cases.py in Triton's interpreter (a process of its own), and compiles what it runs for an H200."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import offline_compile
+import pytest
+import torch
+from sm90_compile import Compiled, compile_launch
+
+from octavo import envs
+from octavo.kernels.reference.squares import SIDE, num_groups
+from octavo.kernels.triton import quantize_rows, quantized_joins
+from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.skinny_table import SHARED_BYTES
+from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, product_launch
+
+FOLDER = Path(__file__).parent
+META = torch.device("meta")
+SHAPES = {"qkv": (6144, 4096), "down": (4096, 14336), "gate_up": (28672, 4096), "latents": (2112, 7168)}
+"""Of Llama-3.1-8B, and DeepSeek-V3's first product."""
+ROWS = (1, 8, 17, 64, 65, 600)
+
+
+def test_numerics_in_the_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "square_cases.py"],
+        cwd=FOLDER,
+        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def make_launch(n: int, k: int, rows: int, *, share: int = SIDE, tma: bool = True, bias: bool = False) -> Launch:
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    fp8, groups = torch.float8_e4m3fn, num_groups(k)
+    scale = empty(num_groups(n, share), groups, dtype=torch.float32)
+    matrix = Squares(empty(n, k, dtype=fp8), scale, share)
+    x = (empty(rows, k, dtype=fp8), empty(groups, rows, dtype=torch.float32))
+    y, bias_n = empty(rows, n), empty(n) if bias else None
+    return product_launch(empty(rows, k) if rows <= FEW_ROWS else x, matrix, bias_n, y, tma=tma)
+
+
+def check(launch: Launch, *, tma: bool) -> None:
+    """No spills, as deep a pipeline as asked for; wgmma but for tiles too narrow for it."""
+    compiled: Compiled = compile_launch(launch)
+    assert compiled.spill_bytes == 0, launch
+    assert compiled.shared_bytes <= SHARED_BYTES
+    if launch.kernel.__name__ == "gemv":
+        assert compiled.num_wgmma == compiled.num_mma == 0
+        return
+    constants = launch.constants
+    left, item = (
+        (constants["BLOCK_N"] if constants["SWAP_AB"] else constants["BLOCK_M"]),
+        1 if constants["EIGHT"] else 2,
+    )
+    if left >= 64:
+        assert compiled.num_wgmma == SIDE * item // 32 * max(1, left // (16 * launch.num_warps)), launch
+        assert compiled.num_mma == 0
+    assert compiled.num_wgmma + compiled.num_mma > 0
+    assert (compiled.num_tma_loads > 0) == tma
+    through_registers, shared = launch.num_stages - 1, launch.num_stages  # W's blocks that are widened; wgmma's others
+    wide = (through_registers, shared) if compiled.num_wgmma else (through_registers,)
+    assert compiled.depths == ((shared,) if constants["EIGHT"] else wide), launch
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_compile(shape: str, rows: int) -> None:
+    launch = make_launch(*SHAPES[shape], rows, share=64 if shape == "latents" else SIDE, bias=shape == "qkv")
+    assert launch.kernel.__name__ == ("gemv" if rows == 1 else "square_kernel")
+    check(launch, tma=True)
+
+
+@pytest.mark.parametrize("rows", ROWS[1:])
+def test_products_compile_without_tensor_memory_accelerator(rows: int) -> None:
+    check(make_launch(6144, 4096, rows, tma=False), tma=False)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 100, 600])
+def test_products_of_odd_sizes_compile(rows: int) -> None:
+    """SmolLM2's qkv: parts of 576, 192 and 192 rows."""
+    check(make_launch(960, 576, rows, share=64), tma=True)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(4096, 14336), (576, 1536), (7168, 18432)])
+def test_joins_compile(hidden: int, inner: int) -> None:
+    """Without spills; the rows travel 16 bytes a thread."""
+    x, gain = torch.empty(4, hidden, dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
+    with offline_compile.record(quantized_joins, quantize_rows) as launches:
+        quantized_joins.rms_norm(x, gain, 1e-5, group=SIDE, pdl=True)
+        quantized_joins.add_rms_norm(x, x, gain, 1e-5, group=SIDE, pdl=True)
+        quantized_joins.gated_silu(torch.empty(4, 2 * inner, dtype=torch.bfloat16), group=SIDE, pdl=True)
+        quantize_rows.quantize_rows(x, group=SIDE)
+    assert len(launches) == 4
+    for launch in launches:
+        compiled = offline_compile.compile_launch(*launch)
+        assert compiled.spill_bytes == 0, compiled
+        assert compiled.registers <= 128, compiled
+        assert compiled.wide_loads > 0, compiled
