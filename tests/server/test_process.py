@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-from serving import ServerProcess, fake_model
+from serving import START, ServerProcess, fake_model
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -205,9 +205,18 @@ def test_port_in_use_is_one_line(model: Path) -> None:
     assert "--port" in log
 
 
-def test_ready_answers_while_the_model_loads(model: Path) -> None:
-    loads = "--runner", "torch", "--load-format", "dummy"
-    with serve(model, *loads) as server:  # torch's import alone takes longer than the server's
+HELD = """
+from octavo.engine import spawn
+spawn.BOOT = "open({path!r}).read();" + spawn.BOOT
+"""
+"""The engine begins when somebody has opened the pipe at `path` and closed it."""
+
+
+def test_ready_answers_while_the_model_loads(model: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    arguments = "--model", str(model), "--runner", "fake"
+    with ServerProcess(*arguments, start=HELD.format(path=str(pipe)) + START) as server:
         assert server.process.stderr is not None
         found = re.search(r"http://\S+", server.process.stderr.readline())
         assert found
@@ -215,6 +224,7 @@ def test_ready_answers_while_the_model_loads(model: Path) -> None:
         assert answer.status_code == 503
         assert answer.json()["status"] == "starting"
         assert httpx.get(f"{found.group()}/health").status_code == 503
+        pipe.write_text("")
         server.wait_ready()
         assert httpx.get(f"{found.group()}/ready").status_code == 200
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from fake_engine import FakeLLM, FakeStats
+from starlette.applications import Starlette
 
 from octavo.config import ServerConfig
 from octavo.server.app import make_app
+from octavo.server.pulse import SILENCE_S
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -70,16 +73,35 @@ async def test_health_asks_the_engine_once_in_a_while(client: httpx.AsyncClient,
 async def test_health_of_a_silent_engine(
     client: httpx.AsyncClient, llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.server.pulse.SILENCE_S", 0.01)
+    clock = SimpleNamespace(now_s=100.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr("octavo.server.pulse.time", clock)
     monkeypatch.setattr("octavo.server.pulse.PATIENCE_S", 0.02)
-    monkeypatch.setattr("octavo.server.pulse.FRESH_S", 0.0)
     assert (await client.get("/health")).status_code == 200
     llm.answers = False
+    clock.now_s += SILENCE_S - 0.1
+    assert (await client.get("/health")).status_code == 200
+    clock.now_s += 0.2
     assert (await client.get("/health")).status_code == 503
     assert llm.stats is not None
     llm.stats.num_steps += 1
-    monkeypatch.setattr("octavo.server.pulse.FRESH_S", 5.0)
     assert (await client.get("/health")).status_code == 200
+
+
+async def test_an_engine_that_is_busy_is_told_of_by_its_newest_numbers(
+    app: Starlette, llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.server.pulse.PATIENCE_S", 0.02)
+    pulse = app.state.context.pulse
+    assert llm.stats is not None
+    llm.stats.num_running += 7  # of a frame before the requests were aborted
+    answered = await pulse.stats()
+    llm.answers = False
+    assert await pulse.stats() == answered
+    llm.stats.num_steps += 1
+    assert (await pulse.stats())["num_running"] == answered["num_running"] + 7
+    llm.num_restarts += 1
+    llm.stats = None
+    assert await pulse.stats() == {}
 
 
 async def test_metrics(client: httpx.AsyncClient) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,32 @@ def test_logprobs_begin_with_the_token_and_descend() -> None:
     assert (ids_tk.dtype, values_tk.dtype, ranks.dtype) == (np.int32, np.float32, np.int32)
 
 
-def test_steps_take_their_time_one_after_another_in_result() -> None:
+class Clock:
+    """Goes on while somebody sleeps, and a little whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += 1e-6
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_steps_take_their_time_one_after_another_in_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("octavo.worker.fake.time", clock)
     runner, core = make(fake_step_ms=100.0)
     row = HandSequence(0, prompt=[1, 2], blocks=[1])
-    begin = time.monotonic()
     first = start(runner, core.plan([(row, 2)]))
     second = start(runner, core.plan([(row, 1)]))
-    assert time.monotonic() - begin < 0.1
+    assert clock.now_s < 0.001
     runner.result(first)  # type: ignore[arg-type]
-    assert time.monotonic() - begin >= 0.1
+    assert clock.now_s == pytest.approx(0.1, abs=0.001)
     runner.result(second)  # type: ignore[arg-type]
-    assert time.monotonic() - begin >= 0.2
+    assert clock.now_s == pytest.approx(0.2, abs=0.001)
 
 
 def test_facts_come_from_the_folder_or_are_made_up(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class Pulse:
         self._last_s = 0.0
         self._num_steps = -1
         self._ping: asyncio.Task[None] | None = None
+        self._answer: tuple[int, Mapping[str, float]] = (0, {})
+        """The engine's last numbers that were asked for, and how many engines it had replaced."""
 
     async def beats(self) -> bool:
         """True when the engine is ready and answered within `SILENCE_S`; takes at most `PATIENCE_S`."""
@@ -55,12 +57,19 @@ class Pulse:
         return time.monotonic() - self._last_s if self._last_s else 0.0
 
     async def stats(self) -> Mapping[str, float]:
-        """The engine's numbers: asked for now, or those of the newest frame when it is in the middle of a step."""
+        """The engine's numbers: asked for now, or the newest that are known when it is in the middle of a step."""
         if self._llm.state in ("ready", "draining"):
             with contextlib.suppress(OctavoError, TimeoutError):
-                return await asyncio.wait_for(self._llm.call("stats"), PATIENCE_S)
-        newest = self._llm.stats
-        return {key: getattr(newest, key) for key in STATS_KEYS} if newest is not None else {}
+                told = await asyncio.wait_for(self._llm.call("stats"), PATIENCE_S)
+                self._answer = (self._llm.num_restarts, told)
+                return told
+        frame = self._llm.stats
+        num_restarts, numbers = self._answer
+        if num_restarts != self._llm.num_restarts:
+            numbers = {}  # of an engine that is gone
+        if frame is None or (numbers and numbers["num_steps"] >= frame.num_steps):
+            return numbers  # when nothing runs there are no frames: the newest one may be old
+        return {key: getattr(frame, key) for key in STATS_KEYS}
 
     async def _ask(self) -> None:
         try:
