@@ -78,9 +78,15 @@ async def test_health_of_a_silent_engine(
     monkeypatch.setattr("octavo.server.pulse.PATIENCE_S", 0.02)
     assert (await client.get("/health")).status_code == 200
     llm.answers = False
+    clock.now_s += 100 * SILENCE_S  # that nobody asked it for anything is no silence of its
+    assert (await client.get("/health")).status_code == 200
     clock.now_s += SILENCE_S - 0.1
     assert (await client.get("/health")).status_code == 200
     clock.now_s += 0.2
+    assert (await client.get("/health")).status_code == 503
+    llm.num_restarts += 1  # the next engine owes nothing yet
+    assert (await client.get("/health")).status_code == 200
+    clock.now_s += SILENCE_S + 0.1
     assert (await client.get("/health")).status_code == 503
     assert llm.stats is not None
     llm.stats.num_steps += 1
