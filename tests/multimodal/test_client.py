@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from tiny_images import picture, saved
 
 from octavo.config import MediaConfig
-from octavo.errors import ConfigError, ModelError, RequestError
+from octavo.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from octavo.multimodal.client import ImageProcessorClient
 from octavo.multimodal.limits import ImageLimits
 from octavo.multimodal.sources import FileImage, PixelImage, from_object
@@ -131,3 +134,24 @@ def test_a_folder_without_a_processor_says_so(tmp_path: Path) -> None:
 def test_senseless_limits_are_refused_at_start(text: str) -> None:
     with pytest.raises(ConfigError, match="limit-mm-per-prompt"):
         ImageLimits.of(MediaConfig(limit_mm_per_prompt=text))
+
+
+def test_a_close_while_the_process_is_made_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ImageProcessorClient(str(tmp_path), LIMITS)
+    made: list[subprocess.Popen[bytes]] = []
+    closing = threading.Thread(target=client.close)
+    popen = subprocess.Popen
+
+    def slow(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        made.append(popen(*args, **options))
+        closing.start()
+        while not client._closed:
+            closing.join(0.001)
+        return made[0]
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    with pytest.raises(EngineDeadError, match="shut down"):
+        client.placeholder()
+    closing.join(30)
+    assert made[0].returncode == -signal.SIGKILL
+    assert client.pid is None

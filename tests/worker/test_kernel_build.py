@@ -82,6 +82,43 @@ def start(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
     return commands
 
 
+ORPHAN = """
+import os
+ours, theirs = os.pipe()
+os.dup2(theirs, 1)
+os.close(theirs)
+os.close(ours)
+from octavo.worker.build_kernels import start_processes
+done, say = os.pipe()
+children = start_processes([lambda: os.write(say, b"x")] * 9, 0, 2)
+assert {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children} == {1}
+assert os.read(done, 99) == b"xx"
+"""
+
+
+def test_a_build_whose_engine_has_gone_ends_in_silence() -> None:
+    """Each process ends with the kernel that it works on."""
+    done = subprocess.run([sys.executable, "-c", ORPHAN], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_build_that_dies_at_once_does_not_end_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    popen = subprocess.Popen
+
+    def dead(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = popen([sys.executable, "-c", ""], **options)
+        process.wait(60)
+        return process
+
+    monkeypatch.setattr(kernel_build, "find_cuda", lambda: (CARD, (9, 0)))
+    monkeypatch.setattr(kernel_build.triton_files, "start_hash", lambda: None)
+    monkeypatch.setattr(kernel_build.subprocess, "Popen", dead)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    build = kernel_build.start(make_engine_config({"model": "m"}), QWEN3)
+    build.wait(lambda stage, fraction: None)
+    build.close()
+
+
 def test_a_build_is_started_once_a_model_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     (command,) = start(monkeypatch, model="here")

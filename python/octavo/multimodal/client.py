@@ -100,6 +100,10 @@ class ImageProcessorClient:
             self._process = subprocess.Popen(
                 command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
             )
+        if self._closed:  # meanwhile: whoever closed did not see this process
+            ours.close()
+            self._end()
+            raise EngineDeadError("the engine was shut down")
         self._pipe = Connection(ours.detach())
         answer = self._first_answer(self._pipe)
         if answer[0] != "ready":

@@ -41,6 +41,8 @@ def start_processes(jobs: list[Job], first: int, processes: int) -> list[int]:
                     jobs[index]()
                     say(first + index)
                 code = 0
+            except BrokenPipeError:
+                pass  # the engine has gone: nobody needs the other kernels
             except Exception:
                 traceback.print_exc()
             finally:
@@ -87,4 +89,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # as above
+        sys.exit(1)

@@ -7,6 +7,7 @@ model, options, device and sources has ended well before, a mark in the cache sa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -95,8 +96,8 @@ def start(config: EngineConfig, raw_config: Mapping[str, Any]) -> KernelBuild:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=envs.child(**ONE_THREAD)
     )
     assert process.stdin is not None, "it is a pipe"
-    process.stdin.write(json.dumps(order).encode())
-    process.stdin.close()
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # one that has ended already is noticed by `wait`
+        process.stdin.write(json.dumps(order).encode())
     return KernelBuild(process)
 
 
