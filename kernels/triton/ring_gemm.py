@@ -4,7 +4,8 @@ Bound by reading W, so everything serves one end: loads of W in flight at all ti
 and keeps a ring of STAGES blocks in shared memory, filled by the tensor memory accelerator and multiplied by wgmma;
 the weights of the whole ring are requested BEFORE the wait for the kernel that makes x. That order is why this is
 Gluon: Triton's pipeliner would tie both operands' loads together. Not for prompts (x is not tiled along m). Operands
-are both bf16, or both e4m3 with scales that the epilogue applies.
+are both bf16, or both e4m3: with a scale a row of each, which the epilogue applies, or (SHARE) with one for every
+BLOCK_K columns of a row of x and every square of W, which are applied to a block's product before it is added.
 
 Epilogues and the residual stream: skinny_linear.py, which describes the launches.
 
@@ -56,24 +57,24 @@ def epilogue(
     PARTIALS: gl.constexpr,
     EPILOGUE: gl.constexpr,
     HAS_BIAS: gl.constexpr,
-    FP8: gl.constexpr,
+    CHANNELS: gl.constexpr,
     N_AXIS: gl.constexpr,
 ):
     """Finish a whole accumulator: scale it, add bias, apply what EPILOGUE says, store."""
     is_real = row_m < num_rows
     place = row_m * N + row_n
-    if FP8:
+    if CHANNELS:
         acc_rc = acc_rc * scale_rc
-    if PARTIALS > 0 or FP8:
+    if PARTIALS > 0 or CHANNELS:
         acc_rc = acc_rc * gl.expand_dims(scale_m, N_AXIS)
     if HAS_BIAS:
         acc_rc = acc_rc + gl.load(bias_n + row_n).to(gl.float32)
     if EPILOGUE == "store":
         gl.store(y_mn + place, acc_rc.to(y_mn.dtype.element_ty), mask=is_real)
     elif EPILOGUE == "silu":
-        if FP8:
+        if CHANNELS:
             up_rc = up_rc * up_scale_rc
-        if PARTIALS > 0 or FP8:
+        if PARTIALS > 0 or CHANNELS:
             up_rc = up_rc * gl.expand_dims(scale_m, N_AXIS)
         if HAS_BIAS:
             up_rc = up_rc + gl.load(bias_n + N + row_n).to(gl.float32)
@@ -115,6 +116,48 @@ def multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES: gl.constexpr, SWAP_A
     return acc_rc, up_rc
 
 
+@gluon.jit
+def multiply_group(
+    w_ring,
+    x_ring,
+    slot,
+    acc_rc,
+    up_rc,
+    scale_rc,
+    up_scale_rc,
+    MATRICES: gl.constexpr,
+    SWAP_AB: gl.constexpr,
+    ONE_BY_ONE: gl.constexpr,  # so that there is only one more accumulator at a time
+):
+    """Add one ring slot's products times their scales; waits as `multiply`."""
+    if SWAP_AB:
+        x = x_ring.index(slot).permute((1, 0))
+        part_rc = warpgroup_mma(w_ring.index(slot * MATRICES), x, acc_rc, use_acc=False, is_async=True)
+    else:
+        x = x_ring.index(slot)
+        w = w_ring.index(slot * MATRICES).permute((1, 0))
+        part_rc = warpgroup_mma(x, w, acc_rc, use_acc=False, is_async=True)
+    if MATRICES == 2:
+        if ONE_BY_ONE:
+            part_rc = warpgroup_mma_wait(0, deps=[part_rc])
+            acc_rc = acc_rc + part_rc * scale_rc
+        if SWAP_AB:
+            up_part_rc = warpgroup_mma(w_ring.index(slot * 2 + 1), x, up_rc, use_acc=False, is_async=True)
+        else:
+            up_w = w_ring.index(slot * 2 + 1).permute((1, 0))
+            up_part_rc = warpgroup_mma(x, up_w, up_rc, use_acc=False, is_async=True)
+        if ONE_BY_ONE:
+            up_part_rc = warpgroup_mma_wait(0, deps=[up_part_rc])
+        else:
+            part_rc, up_part_rc = warpgroup_mma_wait(0, deps=[part_rc, up_part_rc])
+            acc_rc = acc_rc + part_rc * scale_rc
+        up_rc = up_rc + up_part_rc * up_scale_rc
+    else:
+        part_rc = warpgroup_mma_wait(0, deps=[part_rc])
+        acc_rc = acc_rc + part_rc * scale_rc
+    return acc_rc, up_rc
+
+
 @gluon.jit(do_not_specialize=["num_rows"])
 def ring_gemm(
     x_desc,
@@ -143,7 +186,8 @@ def ring_gemm(
     PARTIALS_P2: gl.constexpr,
     EPILOGUE: gl.constexpr,  # "store", "silu", "residual"
     HAS_BIAS: gl.constexpr,
-    FP8: gl.constexpr,  # both operands in e4m3: one scale a row of x, one a row of W
+    FP8: gl.constexpr,  # both operands in e4m3
+    SHARE: gl.constexpr,  # rows of W that have one scale for every BLOCK_K features; 0: rows of x and of W have one
     SWAP_AB: gl.constexpr,
     WARPS: gl.constexpr,
     PDL: gl.constexpr,
@@ -205,7 +249,8 @@ def ring_gemm(
         scale_m = gl.rsqrt(squares_m / K + eps)
     scale_rc = scale_m
     up_scale_rc = scale_m
-    if FP8:
+    CHANNELS: gl.constexpr = FP8 and SHARE == 0
+    if CHANNELS:
         x_scale = gl.load(x_scale_m + m, mask=m < num_rows, other=0.0)
         scale_m = scale_m * x_scale if PARTIALS > 0 else x_scale
         scale_rc = gl.load(scale_n + row_n)
@@ -216,10 +261,25 @@ def ring_gemm(
 
     acc_rc = gl.zeros([R, C], gl.float32, mma_layout)
     up_rc = acc_rc
+    ONE_BY_ONE: gl.constexpr = BLOCK_M * BLOCK_N > 1024 * WARPS  # four accumulators would take too many registers
+    if SHARE > 0:
+        group_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(N_AXIS, mma_layout))
+        groups = x_scale_m + (k0 // BLOCK_K) * BLOCK_M + group_m
+        squares = scale_n + (n0 // SHARE) * (K // BLOCK_K) + k0 // BLOCK_K
+        squares_up = scale_n + ((N + n0) // SHARE) * (K // BLOCK_K) + k0 // BLOCK_K
     for step in range(STEPS):
         slot = step % STAGES
+        if SHARE > 0:  # asked for before the wait, so that they come meanwhile
+            x_scale = gl.load(groups + step * BLOCK_M, mask=group_m < num_rows, other=0.0)
+            group_rc = gl.expand_dims(x_scale * gl.load(squares + step), N_AXIS)
+            up_group_rc = gl.expand_dims(x_scale * gl.load(squares_up + step), N_AXIS) if MATRICES == 2 else group_rc
         mbarrier.wait(bars.index(slot), (step // STAGES) & 1)
-        acc_rc, up_rc = multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES, SWAP_AB)
+        if SHARE > 0:
+            acc_rc, up_rc = multiply_group(
+                w_ring, x_ring, slot, acc_rc, up_rc, group_rc, up_group_rc, MATRICES, SWAP_AB, ONE_BY_ONE
+            )
+        else:
+            acc_rc, up_rc = multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES, SWAP_AB)
         meet()
         refill = step + STAGES
         k = k0 + refill * BLOCK_K
@@ -266,6 +326,6 @@ def ring_gemm(
             PARTIALS,
             EPILOGUE,
             HAS_BIAS,
-            FP8,
+            CHANNELS,
             N_AXIS,
         )

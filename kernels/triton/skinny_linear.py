@@ -7,8 +7,9 @@ its output rows by 1 / rms, since (x * gain / rms) W^T = (x * gain) W^T / rms. N
 Epilogues: "store" y (bf16 or fp32); "silu" y = silu(gate) * up, where W stacks gate above up; "residual" residual +=
 product, with `gained` and the sums of squares for the next norm.
 
-**fp8.** A matrix in e4m3 has one scale a row. One row of x is multiplied as it is (its bytes do not count); more rows
-are quantized first, each with a scale of its own, by the launch that `quantized` gives (quantize_rows.py).
+**fp8.** A matrix in e4m3 has one scale a row, or one for every square (kernels/reference/squares.py). One row of x is
+multiplied as it is (its bytes do not count); more rows are quantized first, with a scale for each row, or for every
+SIDE features of each, by the launch that `quantized` gives (quantize_rows.py).
 
 Shape suffixes: m rows, n output features, k input features, p partial sums, f flat.
 """
@@ -25,7 +26,7 @@ import triton
 from torch import Tensor
 
 from octavo.kernels.reference.quantize_rows import FP8
-from octavo.kernels.reference.squares import SIDE
+from octavo.kernels.reference.squares import SIDE, num_groups
 from octavo.kernels.triton.gemv import gemv
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.quantize_rows import quantize_launch
@@ -78,14 +79,14 @@ class QuantizedRows:
 
     number_f: Tensor
     """e4m3."""
-    scale_m: Tensor
-    """fp32."""
+    scale_f: Tensor
+    """fp32: of row m at m; or of its group g at g * bucket + m."""
 
     @classmethod
     def allocate(cls, width: int, device: torch.device) -> QuantizedRows:
         """For rows of at most `width`."""
         numbers = torch.zeros(MAX_ROWS * width, dtype=FP8, device=device)
-        return cls(numbers, torch.zeros(MAX_ROWS, dtype=torch.float32, device=device))
+        return cls(numbers, torch.zeros(MAX_ROWS * num_groups(width), dtype=torch.float32, device=device))
 
     def numbers(self, num_rows: int, width: int) -> Tensor:
         """The place of such rows [m, k], dense."""
@@ -116,12 +117,13 @@ class SkinnyLinear:
         bias: Tensor | None,
         scale: Tensor | None = None,
         rows: QuantizedRows | None = None,
+        share: int = 0,
     ) -> SkinnyLinear:
         """Look the shape up. The shape must be one that `supports` accepts."""
         n, k = output_features(op, weight.shape[0]), weight.shape[1]
-        found = {bucket: choose(op, n, k, bucket, fp8=scale is not None) for bucket in BUCKETS}
+        found = {bucket: choose(op, n, k, bucket, fp8=scale is not None, share=share) for bucket in BUCKETS}
         configs = {bucket: config for bucket, config in found.items() if config is not None}
-        return cls(op, weight, bias, configs, scale, rows)
+        return cls(op, weight, bias, configs, scale, rows, share)
 
     @property
     def n(self) -> int:
@@ -152,7 +154,9 @@ def quantized(linear: SkinnyLinear, x_mk: Tensor) -> list[Launch]:
     if linear.scale is None or isinstance(linear.configs[bucket_for(num_rows)], Gemv):
         return []
     assert linear.rows is not None, "an fp8 matrix comes with a place for quantized rows"
-    return [quantize_launch(x_mk, linear.rows.numbers(num_rows, linear.k), linear.rows.scale_m)]
+    numbers = linear.rows.numbers(num_rows, linear.k)
+    group = SIDE if linear.share else 0
+    return [quantize_launch(x_mk, numbers, linear.rows.scale_f, group=group, stride=bucket_for(num_rows))]
 
 
 def store(linear: SkinnyLinear, x_mk: Tensor, y_mn: Tensor, stream: ResidualStream, partials: int = 0) -> Launch:
@@ -233,17 +237,18 @@ def _launch(
         "EPILOGUE": epilogue,
         "HAS_BIAS": linear.bias is not None,
         "FP8": linear.scale is not None,
+        "SHARE": linear.share,
     }
     tiles = linear.n // config.block_n
     if isinstance(config, Gemv):
         rows = {"y_n": y_mn, "residual_n": stream.residual_mn, "gained_n": stream.gained_mn}
         args |= {"x_k": x_mk, "weight_nk": linear.weight, **rows}
-        return Launch(gemv, (tiles,), args, constants | {"SHARE": linear.share, "SIDE": SIDE}, config.warps)
+        return Launch(gemv, (tiles,), args, constants | {"SIDE": SIDE}, config.warps)
     kernel, describe = _ring_parts()
     assert config.split_k == 1 or split is not None, "only the residual epilogue may split k"
     x_scale_m = squares_f
     if linear.rows is not None:
-        x_mk, x_scale_m = linear.rows.numbers(num_rows, linear.k), linear.rows.scale_m
+        x_mk, x_scale_m = linear.rows.numbers(num_rows, linear.k), linear.rows.scale_f
     args |= {
         "x_scale_m": x_scale_m,
         "x_desc": describe(x_mk, [config.block_m, config.block_k]),

@@ -188,25 +188,76 @@ FP8_PLAIN: Final[dict[int, tuple[Config, ...]]] = {
 }
 """The same in e4m3; k must be a multiple of 128."""
 
+SQUARES_TABLE: Final[dict[tuple[str, int, int], dict[int, Config]]] = {
+    # Llama-3.1-8B
+    ("qkv", 6144, 4096): {
+        1: Gemv(16, 512, 8),
+        16: Ring(16, 64, 128, 1, 10, True, 4),
+        32: Ring(32, 64, 128, 1, 8, True, 4),
+        64: Ring(64, 64, 128, 1, 8, True, 4),
+        128: Ring(128, 64, 128, 1, 6, True, 4),
+    },
+    ("o", 4096, 4096): {
+        1: Gemv(8, 1024, 4),
+        16: Ring(16, 64, 128, 2, 8, True, 4),
+        32: Ring(32, 64, 128, 2, 8, True, 4),
+        64: Ring(64, 64, 128, 2, 8, True, 4),
+        128: Ring(128, 64, 128, 2, 6, True, 4),
+    },
+    ("gate_up", 14336, 4096): {
+        1: Gemv(2, 4096, 4),
+        16: Ring(16, 64, 128, 1, 6, True, 4),
+        32: Ring(32, 64, 128, 1, 5, True, 4),
+        64: Ring(64, 64, 128, 1, 4, True, 4),
+        128: Ring(128, 64, 128, 1, 6, False, 8),
+    },
+    ("down", 4096, 14336): {
+        1: Gemv(8, 512, 4),
+        16: Ring(16, 64, 128, 2, 10, True, 4),
+        32: Ring(32, 64, 128, 2, 9, True, 4),
+        64: Ring(64, 64, 128, 2, 8, True, 4),
+        128: Ring(128, 64, 128, 2, 6, True, 4),
+    },
+}
+"""The same with scales of squares, and of 128 features of rows: rings walk k by so many. None is measured:
+one row's are those of FP8_TABLE as far as they do not spill, all others by analogy with it."""
+
+SQUARES_PLAIN: Final[dict[int, tuple[Config, ...]]] = {
+    1: PLAIN[1],
+    16: (Ring(16, 64, 128, 1, 6, True, 4),),
+    32: (Ring(32, 64, 128, 1, 5, True, 4),),
+    64: (Ring(64, 64, 128, 1, 4, True, 4),),
+    128: (Ring(128, 64, 128, 1, 6, False, 8),),
+}
+
+TABLES: Final = {
+    "half": (TABLE, PLAIN),
+    "fp8": (FP8_TABLE, FP8_PLAIN),
+    "squares": (SQUARES_TABLE, SQUARES_PLAIN),
+}
+"""By what the matrix is kept in."""
+
 
 def bucket_for(num_rows: int) -> int:
     """The smallest bucket that holds the rows (at most MAX_ROWS)."""
     return next(bucket for bucket in BUCKETS if num_rows <= bucket)
 
 
-def choose(op: str, n: int, k: int, bucket: int, *, fp8: bool = False) -> Config | None:
+def choose(op: str, n: int, k: int, bucket: int, *, fp8: bool = False, share: int = 0) -> Config | None:
     """The configuration for a product of `op` at a bucket: that of the measured shape nearest in log n and log k among
-    those that fit this shape; None when the shape can't run. `fp8`: the matrix is in e4m3."""
-    return next(candidates(op, n, k, bucket, fp8=fp8), None)
+    those that fit this shape; None when the shape can't run. `fp8`: the matrix is in e4m3; so many of its rows `share`
+    scales of squares (0: it has none)."""
+    return next(candidates(op, n, k, bucket, fp8=fp8, share=share), None)
 
 
-def candidates(op: str, n: int, k: int, bucket: int, *, fp8: bool = False) -> Iterator[Config]:
-    """Those that fit the shape, the best first."""
-    table, plain, item_bytes = (FP8_TABLE, FP8_PLAIN, 1) if fp8 else (TABLE, PLAIN, 2)
+def candidates(op: str, n: int, k: int, bucket: int, *, fp8: bool = False, share: int = 0) -> Iterator[Config]:
+    """Those that fit the shape, the best first. Rows of a block of a matrix with squares have one scale."""
+    table, plain = TABLES["squares" if share else "fp8" if fp8 else "half"]
+    item_bytes = 1 if fp8 else 2
 
     def distance(shape: tuple[str, int, int]) -> float:
         return abs(math.log(shape[1] / n)) + abs(math.log(shape[2] / k))
 
     near = sorted((shape for shape in table if shape[0] == op), key=distance)
     found = (*(table[shape][bucket] for shape in near), *plain[bucket])
-    return (config for config in found if config.fits(op, n, k, item_bytes))
+    return (config for config in found if config.fits(op, n, k, item_bytes) and share % config.block_n == 0)

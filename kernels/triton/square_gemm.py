@@ -12,6 +12,7 @@ features, which have equal scales.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -25,8 +26,9 @@ from octavo.kernels.reference.squares import SIDE
 from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.invariant_gemm import load_block
 from octavo.kernels.triton.launch import Launch
+from octavo.kernels.triton.quantize_rows import allocate_rows
 from octavo.kernels.triton.skinny_linear import SkinnyLinear, store_apart
-from octavo.kernels.triton.skinny_table import candidates
+from octavo.kernels.triton.skinny_table import choose
 from octavo.kernels.triton.target import has_dependent_launches
 
 FEW_ROWS: Final = 64
@@ -195,8 +197,7 @@ def square_launch(x: Rows, matrix: Squares, bias_n: Tensor | None, y_mn: Tensor,
 def vector_launch(x_1k: Tensor, matrix: Squares, bias_n: Tensor | None, y_1n: Tensor) -> Launch | None:
     """The product of one wide row; None where no block of gemv.py fits the matrix and its squares."""
     n, k = matrix.number_nk.shape
-    fitting = (c for c in candidates("qkv", n, k, 1, fp8=True) if matrix.share % c.block_n == 0)
-    config = next(fitting, None)
+    config = choose("qkv", n, k, 1, fp8=True, share=matrix.share)
     if config is None:
         return None
     linear = SkinnyLinear("qkv", matrix.number_nk, bias_n, {1: config}, matrix.scale_sg, None, matrix.share)
@@ -217,10 +218,20 @@ def square_product(x: Rows, matrix: Squares, bias_n: Tensor | None, dtype: torch
     y_mn = torch.empty(x_mk.shape[0], matrix.number_nk.shape[0], dtype=dtype, device=x_mk.device)
     pdl = has_dependent_launches(x_mk.device)
     if only_compiling():
-        for rows in (1, *(most + 1 for most, _ in (WIDE if isinstance(x, Tensor) else EIGHT)[:-1])):
-            many = x_mk[:1].expand(rows, -1)
-            many_x = many if isinstance(x, Tensor) else (many, x[1])
-            product_launch(many_x, matrix, bias_n, y_mn[:1].expand(rows, -1), tma=pdl).warm_up(pdl=pdl)
+        for some in kinds_of_rows(matrix, dtype):
+            rows = (some if isinstance(some, Tensor) else some[0]).shape[0]
+            y = torch.empty(1, y_mn.shape[1], dtype=dtype, device=y_mn.device).expand(rows, -1)
+            product_launch(some, matrix, bias_n, y, tma=pdl).run(pdl=pdl)
     elif x_mk.shape[0]:
         product_launch(x, matrix, bias_n, y_mn, tma=pdl).run(pdl=pdl)
     return y_mn
+
+
+def kinds_of_rows(matrix: Squares, dtype: torch.dtype) -> Iterator[Rows]:
+    """Rows for every tile, wide ones in `dtype`."""
+    device, k = matrix.number_nk.device, matrix.number_nk.shape[1]
+    for count in (1, 2, *(most + 1 for most, _ in WIDE[:-1])):
+        yield torch.empty(1, k, dtype=dtype, device=device).expand(count, -1)
+    number_1k, scale_g1 = allocate_rows(1, k, device, SIDE)
+    for count in (FEW_ROWS + 1, *(most + 1 for most, _ in EIGHT[:-1])):
+        yield number_1k.expand(count, -1), scale_g1.expand(-1, count)

@@ -5,6 +5,7 @@ The launches are those that `FusedDecode` makes for each bucket of rows, over te
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.skinny_linear import ResidualStream, SkinnyLinear, store
 from octavo.kernels.triton.skinny_table import BUCKETS, SHARED_BYTES
 from octavo.layers.fused.decode import FusedDecode
+from octavo.layers.linear import Form
 from octavo.worker.step_kinds import CONTEXT_BOUNDS, TOGETHER_ROWS
 
 MODELS = {
@@ -46,9 +48,9 @@ def compile_once(launch: Launch) -> Compiled:
     return seen[launch.variant]
 
 
-def step_launches(sizes: Sizes, rows: int, *, fp8: bool = False) -> list[Launch]:
+def step_launches(sizes: Sizes, rows: int, *, form: Form = "wide") -> list[Launch]:
     """Two layers (their inputs differ: embedding, then a block) and the head."""
-    weights = make_weights(sizes, layers=2, device="meta", max_len=1024, fp8=fp8)
+    weights = make_weights(sizes, layers=2, device="meta", max_len=1024, form=form)
     decode = FusedDecode(weights)
     launches = []
     token_id_t = torch.empty(rows, dtype=torch.int64, device="meta")
@@ -68,12 +70,16 @@ def step_launches(sizes: Sizes, rows: int, *, fp8: bool = False) -> list[Launch]
 
 @pytest.mark.parametrize("rows", BUCKETS)
 @pytest.mark.parametrize(
-    ("model", "fp8"),
-    [*((model, False) for model in MODELS), ("llama-8b", True), ("qwen3-0.6b", True), ("qwen3-30b-a3b", True)],
+    ("model", "form"),
+    [
+        *((model, "wide") for model in MODELS),
+        *product(("llama-8b", "qwen3-0.6b", "qwen3-30b-a3b"), ("channels", "squares")),
+    ],
 )
-def test_step_compiles_without_spills(model: str, fp8: bool, rows: int) -> None:
-    launches = step_launches(MODELS[model], rows, fp8=fp8)
-    assert any(launch.constants.get("FP8") for launch in launches) == fp8
+def test_step_compiles_without_spills(model: str, form: Form, rows: int) -> None:
+    launches = step_launches(MODELS[model], rows, form=form)
+    assert any(launch.constants.get("FP8") for launch in launches) == (form != "wide")
+    assert any(launch.constants.get("SHARE") for launch in launches) == (form == "squares")
     for launch in launches:
         compiled = compile_once(launch)
         assert compiled.spill_bytes == 0, launch

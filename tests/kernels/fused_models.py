@@ -10,7 +10,9 @@ from torch import Tensor
 
 from octavo.attention.base import AttentionSpec, ForwardContext
 from octavo.kernels.reference.quantize_rows import quantize_rows
+from octavo.kernels.reference.squares import SIDE, quantize_squares
 from octavo.layers.fused.base import BlockWeights, DecoderWeights, ExpertWeights, GatedWeights, Weights
+from octavo.layers.linear import Form
 
 BLOCK_SIZE = 64
 
@@ -43,9 +45,9 @@ GPT_OSS_20B = Sizes(2880, 2880, 64, 8, 64, 201088, 24, False, experts=32, top_k=
 
 
 def make_weights(
-    sizes: Sizes, *, layers: int, device: str, max_len: int, bias: bool = False, fp8: bool = False
+    sizes: Sizes, *, layers: int, device: str, max_len: int, bias: bool = False, form: Form = "wide"
 ) -> DecoderWeights:
-    """Random weights: products keep their input's size, gains are near 1. `fp8`: matrices of blocks are in e4m3."""
+    """Random weights: products keep their input's size, gains are near 1. `form`: of matrices of blocks (experts')."""
 
     def matrix(n: int, k: int) -> Tensor:
         return torch.empty(n, k, dtype=torch.bfloat16, device=device).normal_(0, k**-0.5)
@@ -56,10 +58,12 @@ def make_weights(
         return torch.empty(n, dtype=torch.bfloat16, device=device).uniform_(0.5, 1.5)
 
     def product(n: int, k: int) -> Weights:
-        if fp8:
-            number_nk, scale_n = quantize_rows(matrix(n, k))
-            return Weights(number_nk, gain(n) if bias else None, scale_n)
-        return Weights(matrix(n, k), gain(n) if bias else None)
+        bias_n = gain(n) if bias else None
+        if form == "wide":
+            return Weights(matrix(n, k), bias_n)
+        quantize, share = (quantize_squares, SIDE) if form == "squares" else (quantize_rows, 0)
+        number_nk, scale_n = quantize(matrix(n, k))
+        return Weights(number_nk, bias_n, scale_n, share)
 
     def mlp() -> GatedWeights | ExpertWeights:
         if not sizes.experts:
@@ -67,10 +71,11 @@ def make_weights(
         gate_up = matrix(sizes.experts * 2 * sizes.inner, sizes.hidden).view(sizes.experts, -1, sizes.hidden)
         down = matrix(sizes.experts * sizes.hidden, sizes.inner).view(sizes.experts, -1, sizes.inner)
         router, scales = matrix(sizes.experts, sizes.hidden), (None, None)
-        if fp8:
-            (gate_up, first), (down, second) = (quantize_rows(w.flatten(0, 1)) for w in (gate_up, down))
+        if form != "wide":
+            quantize = quantize_squares if form == "squares" else quantize_rows
+            (gate_up, first), (down, second) = (quantize(w.flatten(0, 1)) for w in (gate_up, down))
             gate_up, down = (n.view(sizes.experts, -1, n.shape[1]) for n in (gate_up, down))
-            scales = first.view(sizes.experts, -1), second.view(sizes.experts, -1)
+            scales = tuple(s.view(sizes.experts, -1, *s.shape[1:]) for s in (first, second))
         if not sizes.is_gpt_oss:
             return ExpertWeights(router, gate_up, down, sizes.top_k, True, *scales)
         biases = gain(sizes.experts), matrix(sizes.experts, gate_up.shape[1]), matrix(sizes.experts, sizes.hidden)

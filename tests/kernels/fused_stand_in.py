@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.kernels.reference.quantize_rows import dequantize_rows
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear
+from octavo.kernels.reference.squares import dequantize_groups, dequantize_squares
 from octavo.kernels.triton.launch import Launch
 
 
@@ -25,7 +26,12 @@ def ring_gemm(args: dict[str, Any], constants: dict[str, Any]) -> None:
     """What kernels/triton/ring_gemm.py computes."""
     rows, stride = args["num_rows"], constants["BLOCK_M"]
     x_mk, weight = args["x_desc"].base.float(), args["weight_desc"].base
-    if constants["FP8"]:
+    if constants["SHARE"]:
+        groups = constants["K"] // constants["BLOCK_K"]
+        scale_gr = args["x_scale_m"][: groups * stride].view(groups, stride)[:, :rows]
+        x_mk = dequantize_groups(x_mk, scale_gr)
+        weight = dequantize_squares(weight, args["scale_n"], constants["SHARE"])
+    elif constants["FP8"]:
         x_mk, weight = dequantize_rows(x_mk, args["x_scale_m"][:rows]), dequantize_rows(weight, args["scale_n"])
     assert x_mk.shape == (rows, constants["K"])
     partials = constants["PARTIALS"]

@@ -43,7 +43,6 @@ from octavo.kernels.triton.quantize_rows import quantize_rows
 from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, Tile, choose_tile, square_launch, square_product
 from octavo.layers.fused.decode import FusedDecode
 from octavo.layers.quant.fp8 import Fp8Rows, rowwise, tensorwise
-from octavo.layers.quant.fp8_squares import share_of
 from octavo.layers.quant.stored import Quantization
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
@@ -193,7 +192,7 @@ def check_models(report: Report) -> None:
         parameter.copy_(source[name].float())
     for wide, layer in zip(linears_of(exact), linears_of(model), strict=True):
         assert layer.weight_scale is not None
-        wide.weight.copy_(dequantize_squares(layer.weight, layer.weight_scale, share_of(layer)))
+        wide.weight.copy_(dequantize_squares(layer.weight, layer.weight_scale, layer.share))
     for case, rows in CHECKS.items():
         ctx = make_context(LLAMA_8B, rows, 2)
         token_id_t = tokens_of(LLAMA_8B, ctx)

@@ -7,11 +7,13 @@ what is compared is everything but that rounding, which gpu_squares.py checks on
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from fp8_cases import all_slots, config_of
+from fp8_cases import SIZES, all_slots, config_of
+from fused_models import make_context
 from fused_numerics_cases import make_stream
 from fused_stand_in import run
 from fused_steps import relative_error
@@ -32,10 +34,10 @@ from octavo.kernels.reference.squares import (
     quantize_squares,
 )
 from octavo.kernels.reference.squares import square_product as reference_product
-from octavo.kernels.triton import quantize_rows, quantized_joins, square_gemm
+from octavo.kernels.triton import quantize_rows, quantized_joins, skinny_linear, square_gemm
 from octavo.kernels.triton.interpreter import mend
-from octavo.kernels.triton.skinny_linear import SkinnyLinear, scaled_store
-from octavo.kernels.triton.skinny_table import Gemv
+from octavo.kernels.triton.skinny_linear import QuantizedRows, SkinnyLinear, scaled_store
+from octavo.kernels.triton.skinny_table import MAX_ROWS, Gemv
 from octavo.kernels.triton.square_gemm import (
     EIGHT,
     FEW_ROWS,
@@ -43,11 +45,13 @@ from octavo.kernels.triton.square_gemm import (
     WIDE,
     Squares,
     choose_tile,
+    kinds_of_rows,
     square_launch,
     square_product,
     vector_launch,
 )
 from octavo.layers.fused import fp8_joins
+from octavo.layers.fused.decode import FusedDecode
 from octavo.layers.quant import fp8
 from octavo.layers.quant.fp8_squares import Fp8Groups
 from octavo.models.decoder import Decoder
@@ -176,6 +180,16 @@ def test_tiles() -> None:
     assert choose_tile(FEW_ROWS, 65536, 2) == WIDE[-1][1]
 
 
+@pytest.mark.parametrize("n", [512, 65536])
+def test_every_tile_is_compiled_ahead(n: int) -> None:
+    matrix, _ = make_matrix([16], 32, SIDE)
+    ahead = [x if isinstance(x, Tensor) else x[0] for x in kinds_of_rows(matrix, torch.bfloat16)]
+    assert {x.shape[0] == 1 for x in ahead} == {True, False}
+    for item, least, most in ((2, 2, FEW_ROWS), (1, FEW_ROWS + 1, 5000)):
+        tiles = {choose_tile(rows, n, item) for rows in range(least, most + 1)}
+        assert tiles == {choose_tile(len(x), n, item) for x in ahead if x.element_size() == item and len(x) > 1}
+
+
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 300), (3, 4100), (0, 64)])
 def test_groups_are_quantized(rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, after a norm, after an addition and a norm, after silu(gate) * up."""
@@ -225,6 +239,42 @@ def make_models(monkeypatch: pytest.MonkeyPatch, skipped: list[str], **sizes: in
         model.set_attention_backend(make_backend("triton"))
         models.append(model)
     return models[0], models[1]
+
+
+@pytest.mark.parametrize("lengths", [[130], [5, 1, 64]], ids=["one-row", "rows"])
+@pytest.mark.parametrize(
+    ("skipped", "sizes"),
+    [([], {}), (["model.layers.1", "down_proj"], {}), ([], {"num_key_value_heads": 1})],
+    ids=["all", "some-layers-dense", "shared"],
+)
+def test_decode_step(
+    skipped: list[str], sizes: dict[str, int], lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dense model's modules against the launches of fused decode steps; in one case parts begin within squares."""
+
+    def allocate(width: int, device: torch.device) -> QuantizedRows:
+        return QuantizedRows(torch.zeros(MAX_ROWS * width), torch.zeros(MAX_ROWS * num_groups(width)))
+
+    monkeypatch.setattr(skinny_linear.QuantizedRows, "allocate", allocate)
+    model, dense = make_models(monkeypatch, skipped, **sizes)
+    kv_heads = sizes.get("num_key_value_heads", SIZES.kv_heads)
+    ctx = make_context(replace(SIZES, kv_heads=kv_heads), lengths, layers=2, device="cpu")
+    ctx.kv_cache = [cache.float() for cache in ctx.kv_cache]
+    token_id_t = torch.randint(0, SIZES.vocab, (len(lengths),))
+    caches = [cache.clone() for cache in ctx.kv_cache]
+    decode = FusedDecode(model.weights())
+    launches = decode.launches(token_id_t, ctx)
+    num_squares = sum(layer.method.form == "squares" for layer in linears_of(model))
+    assert num_squares == (3 if skipped else 8)
+    quantizing = [launch for launch in launches if launch.kernel.__name__ == "quantize_rows_kernel"]
+    assert [launch.constants["GROUP"] for launch in quantizing] == [SIDE] * num_squares * (len(lengths) > 1)
+    shares = {launch.constants["SHARE"] for launch in launches if launch.constants.get("SHARE")}
+    assert shares == ({64, 128} if sizes else {128})
+    for launch in launches:
+        run(launch)
+    hidden = decode._buffers.hidden_tm[: len(lengths)].clone()
+    expected = dense.forward(token_id_t, ctx.position_t, replace(ctx, kv_cache=caches))
+    assert relative_error(hidden, expected) < 2e-5
 
 
 @pytest.mark.parametrize("skipped", [[], ["model.layers.1", "down_proj"]], ids=["all", "some-layers-dense"])

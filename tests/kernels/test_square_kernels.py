@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import offline_compile
@@ -12,11 +13,13 @@ import torch
 from sm90_compile import Compiled, compile_launch
 
 from octavo import envs
+from octavo.attention.base import AttentionSpec
 from octavo.kernels.reference.squares import SIDE, num_groups
 from octavo.kernels.triton import quantize_rows, quantized_joins
 from octavo.kernels.triton.launch import Launch
-from octavo.kernels.triton.skinny_table import SHARED_BYTES
+from octavo.kernels.triton.skinny_table import BUCKETS, FP8_TABLE, SHARED_BYTES, SQUARES_TABLE, Gemv, choose
 from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, product_launch
+from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 
 FOLDER = Path(__file__).parent
 META = torch.device("meta")
@@ -90,6 +93,31 @@ def test_products_compile_without_tensor_memory_accelerator(rows: int) -> None:
 def test_products_of_odd_sizes_compile(rows: int) -> None:
     """SmolLM2's qkv: parts of 576, 192 and 192 rows."""
     check(make_launch(960, 576, rows, share=64), tma=True)
+
+
+def test_configurations_of_decode_steps() -> None:
+    """Each fits its shape; rings walk k by squares, and only a residual's products are split."""
+    for (op, n, k), configs in SQUARES_TABLE.items():
+        assert (tuple(configs), (op, n, k) in FP8_TABLE) == (BUCKETS, True)
+        for bucket, config in configs.items():
+            assert choose(op, n, k, bucket, fp8=True, share=SIDE) is config
+            assert isinstance(config, Gemv) or (config.block_m, config.block_k) == (bucket, SIDE)
+            assert isinstance(config, Gemv) or op in ("o", "down") or config.split_k == 1
+    for bucket in BUCKETS:
+        for share in (64, 128):
+            config = choose("down", 576, 1536, bucket, fp8=True, share=share)
+            assert config is not None
+            assert share % config.block_n == 0
+    assert choose("qkv", 960, 640, 16, fp8=True, share=32) is None
+
+
+def test_fused_decode_steps_take_squares_that_rows_of_their_blocks_share() -> None:
+    hopper, spec = DeviceTraits("cuda", (9, 0)), AttentionSpec(0, 32, 8, 128, 128**-0.5)
+    shape = DecoderShape(4096, 14336, "silu", 128, (spec,), True, torch.bfloat16)
+    assert obstacle(replace(shape, fp8_shares=frozenset((64, 128))), hopper) is None
+    refused = obstacle(replace(shape, fp8_shares=frozenset((32, 128))), hopper)
+    assert refused is not None
+    assert "no configuration multiplies" in refused
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(4096, 14336), (576, 1536), (7168, 18432)])

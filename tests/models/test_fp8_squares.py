@@ -34,7 +34,7 @@ from octavo.kernels.triton.square_gemm import FEW_ROWS, Rows, Squares
 from octavo.layers.linear import DENSE
 from octavo.layers.quant import fp8
 from octavo.layers.quant.fp8 import FP8_LINEAR, Fp8Rows
-from octavo.layers.quant.fp8_squares import FP8_SQUARES, SQUARES, share_of
+from octavo.layers.quant.fp8_squares import FP8_SQUARES, SQUARES
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.quant.stored import Quantization
 from octavo.models import registry
@@ -105,7 +105,7 @@ def parts(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
             if layer.method is FP8_SQUARES:
                 assert layer.weight.dtype == FP8
                 assert layer.weight_scale is not None
-                wide = dequantize_squares(layer.weight, layer.weight_scale, share_of(layer))
+                wide = dequantize_squares(layer.weight, layer.weight_scale, layer.share)
             start = 0
             for name, size in layer.shards.items():
                 yield f"model.layers.{i}.{name}", wide[start : start + size]
@@ -134,7 +134,7 @@ def test_weights_are_kept(checkpoint: Fp8Checkpoint, on_device: None, request: p
     assert [list(layer.shards) for layer in wide] == [["mlp.down_proj"]]
     (share,) = (share for case, (_, _, share) in SIZES.items() if case in request.node.name)
     qkv = next(iter(model.layers())).attention.qkv
-    assert share_of(qkv) == share
+    assert qkv.share == share
     assert qkv.weight_scale.shape == (num_groups(qkv.out_features, share), num_groups(qkv.in_features))
 
 
@@ -243,7 +243,7 @@ def test_a_class_of_transformers(prefix: str, tmp_path: Path, monkeypatch: pytes
     for layer in kept:
         assert layer.weight_scale is not None
         (name,) = layer.shards
-        wide = dequantize_squares(layer.weight, layer.weight_scale, share_of(layer))
+        wide = dequantize_squares(layer.weight, layer.weight_scale, layer.share)
         assert torch.equal(wide, made.tensors[f"{name}.weight"])
 
 

@@ -25,8 +25,10 @@ SIZES = {
     "torch_dtype": "bfloat16",
 }
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+SQUARES = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 FUSED: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
+    "llama-squares": LLAMA | SQUARES,
     "phi3": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
     "gpt_oss": {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 8},
@@ -53,6 +55,7 @@ PLAIN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 256,
     },
     "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
+    "deepseek_v3-squares": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", **SQUARES},
     "glm4_moe": {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe"},
     "llama4": {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "attention_chunk_size": 512},
     "ernie_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe"},

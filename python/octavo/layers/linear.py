@@ -105,6 +105,8 @@ class Linear(nn.Module):
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
     """fp32, of a weight in e4m3: [o], or of squares (quant/fp8_squares.py)."""
+    share: int
+    """Output features with equal scales of squares; 0: there are none."""
     bias: nn.Parameter | None
 
     def __init__(
@@ -122,7 +124,7 @@ class Linear(nn.Module):
         self.shards = dict(shards)
         self.out_features = sum(self.shards.values())
         self.has_bias = bias
-        self.dtype = dtype
+        self.dtype, self.share = dtype, 0
         self.method = choose(self)
         self.method.create(self, dtype, device)
 

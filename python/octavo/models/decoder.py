@@ -122,7 +122,6 @@ class Decoder(nn.Module):
         extras += ["layers with different rotations"] if len(set(self.layer_rotaries)) > 1 else []
         extras += ["bias of logits"] if self.head_bias is not None else []
         extras += ["scaled embeddings or logits"] if scales != Scales() else []
-        extras += ["scales of squares"] if any(linear.method.form == "squares" for linear in linears) else []
         return DecoderShape(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size if any(spec.experts is None for spec in specs) else 0,
@@ -132,7 +131,7 @@ class Decoder(nn.Module):
             attention=tuple(spec for spec in self.attention_specs if isinstance(spec, AttentionSpec)),
             is_dense=all(linear.weight.dtype in (dtype, torch.float8_e4m3fn) for linear in linears),
             dtype=dtype,
-            has_fp8=any(linear.weight_scale is not None for linear in linears),
+            fp8_shares=frozenset(linear.share for linear in linears if linear.weight_scale is not None),
             extras=tuple(extras),
         )
 

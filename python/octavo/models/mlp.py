@@ -130,4 +130,4 @@ def make_mlp(
 
 def weights_of(linear: Linear) -> Weights:
     """A layer's parameters, by what they are for."""
-    return Weights(linear.weight, linear.bias, linear.weight_scale)
+    return Weights(linear.weight, linear.bias, linear.weight_scale, linear.share)

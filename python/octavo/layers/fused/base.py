@@ -32,11 +32,13 @@ class DecodeKernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A product's matrix [n, k] and bias [n]; a matrix in e4m3 has scales (fp32) of its rows."""
+    """A product's matrix [n, k] and bias [n]; a matrix in e4m3 has scales (fp32) of its rows, or of squares, which so
+    many rows `share`."""
 
     weight_nk: Tensor
     bias_n: Tensor | None
     scale_n: Tensor | None = None
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)

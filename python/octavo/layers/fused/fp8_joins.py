@@ -15,6 +15,7 @@ from torch import Tensor
 
 from octavo.kernels.reference.squares import SIDE
 from octavo.kernels.triton import quantized_joins
+from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.square_gemm import FEW_ROWS
 from octavo.layers.activation import GatedActivation
 from octavo.layers.fused.joins import SILU
@@ -59,7 +60,11 @@ def _rows(
     """Name what a kernel gives. A layer's input is typed as a tensor everywhere; only fp8 layers get these."""
 
     def run(x: Tensor, *args: Any) -> Tensor | Fp8Rows | Fp8Groups:
-        return plain(x, *args) if x.shape[0] <= wanted.few else wanted.name(*make(x, *args))
+        if x.shape[0] <= wanted.few:
+            if only_compiling():  # for steps of more rows
+                make(x, *args)
+            return plain(x, *args)
+        return wanted.name(*make(x, *args))
 
     return cast(Callable[..., Tensor], run)
 
@@ -71,6 +76,8 @@ def _sum_and_rows(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     def run(x: Tensor, *args: Any) -> tuple[Tensor | Fp8Rows | Fp8Groups, Tensor]:
         if x.shape[0] <= wanted.few:
+            if only_compiling():
+                make(x, *args)
             return plain(x, *args)
         rows, total = make(x, *args)
         return wanted.name(*rows), total

@@ -145,7 +145,7 @@ def make_linear(op: str, weights: Weights, rows: QuantizedRows | None) -> Skinny
     """A product with its configurations chosen. `rows` is for fp8 ones."""
     if weights.scale_n is None:
         return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n)
-    return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n, weights.scale_n, rows)
+    return SkinnyLinear.make(op, weights.weight_nk, weights.bias_n, weights.scale_n, rows, weights.share)
 
 
 def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) -> FusedMLP:

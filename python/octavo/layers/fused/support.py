@@ -31,10 +31,10 @@ class DecoderShape:
     attention: tuple[AttentionSpec, ...]
     """One a layer."""
     is_dense: bool
-    """Linear layers keep plain matrices of `dtype`, or of e4m3 with a scale a row."""
+    """Linear layers keep plain matrices of `dtype`, or of e4m3 with scales of rows or squares."""
     dtype: torch.dtype
-    has_fp8: bool = False
-    """Some matrices are in e4m3."""
+    fp8_shares: frozenset[int] = frozenset()
+    """Of matrices in e4m3: how many rows share scales of squares (0: a row has one)."""
     experts: tuple[int, int, int] | None = None
     """(number, chosen, intermediate size) of mixtures of experts."""
     extras: tuple[str, ...] = ()
@@ -86,8 +86,8 @@ def obstacle(shape: DecoderShape, device: DeviceTraits) -> str | None:
         count, chosen, inner = shape.experts
         if count > MAX_COMPARED or not supports(hidden, inner, count, chosen):
             return f"no kernel runs {count} experts of {hidden} x {inner}"
-    kinds = (False, True) if shape.has_fp8 else (False,)
+    kinds = [(False, 0), *((True, share) for share in shape.fp8_shares)]
     for op, (n, k) in products.items():
-        if any(choose(op, n, k, bucket, fp8=fp8) is None for bucket in BUCKETS for fp8 in kinds):
+        if any(choose(op, n, k, bucket, fp8=fp8, share=s) is None for bucket in BUCKETS for fp8, s in kinds):
             return f"no configuration multiplies {op}'s matrix of {n} x {k} (sizes must be multiples of 128)"
     return None

@@ -12,6 +12,8 @@ features with equal scales.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -45,59 +47,59 @@ class Fp8Squares:
         def parameter(shape: tuple[int, ...], kind: torch.dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=False)
 
+        layer.share = _share(layer.shards.values())
         layer.weight = parameter((outputs, inputs), FP8)
-        layer.weight_scale = parameter((num_groups(outputs, share_of(layer)), num_groups(inputs)), torch.float32)
+        layer.weight_scale = parameter((num_groups(outputs, layer.share), num_groups(inputs)), torch.float32)
         layer.bias = parameter((outputs,), dtype) if layer.has_bias else None
 
     def slots(self, layer: Linear) -> dict[str, Tensor]:
         """See `LinearMethod.slots`; the dense layer's names, and `<shard>.weight_scale_squares`: a scale a square, the
         first of those that are equal."""
-        repeats = SIDE // share_of(layer)
+        repeats = SIDE // layer.share
         return DENSE.slots(layer) | {f"{name}.{SQUARES}": scale[::repeats] for name, scale in _parts(layer).items()}
 
     def finish(self, layer: Linear) -> None:
         """See `LinearMethod.finish`. Where the device has no fp8 products, the layer becomes a dense one with the
         weights' values."""
-        share = share_of(layer)
+        repeats = SIDE // layer.share
         for scale_sg in _parts(layer).values():
-            first = scale_sg[:: SIDE // share].clone()
-            scale_sg.copy_(first.repeat_interleave(SIDE // share, 0)[: len(scale_sg)])
+            first = scale_sg[::repeats].clone()
+            scale_sg.copy_(first.repeat_interleave(repeats, 0)[: len(scale_sg)])
         if fp8.multiplies_fp8(layer.weight.device):
             return
         assert layer.weight_scale is not None
-        values = dequantize_squares(layer.weight, layer.weight_scale, share).to(layer.dtype)
+        values = dequantize_squares(layer.weight, layer.weight_scale, layer.share).to(layer.dtype)
         layer.weight = nn.Parameter(values, requires_grad=False)
-        layer.weight_scale = None
+        layer.weight_scale, layer.share = None, 0
         layer.method = DENSE
 
     def apply(self, layer: Linear, x_ti: Tensor | Fp8Groups) -> Tensor:
         """See `LinearMethod.apply`. No host synchronization; safe in a CUDA graph capture."""
-        from octavo.kernels.triton.quantize_rows import quantize_rows  # these load Triton
+        from octavo.kernels.triton.handles import only_compiling  # these load Triton
+        from octavo.kernels.triton.quantize_rows import quantize_rows
         from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, square_product
 
         assert layer.weight_scale is not None
-        if isinstance(x_ti, Tensor) and x_ti.shape[0] > FEW_ROWS:
+        if isinstance(x_ti, Tensor) and (x_ti.shape[0] > FEW_ROWS or only_compiling()):
             x_ti = Fp8Groups(*quantize_rows(x_ti, group=SIDE))
-        matrix = Squares(layer.weight, layer.weight_scale, share_of(layer))
+        matrix = Squares(layer.weight, layer.weight_scale, layer.share)
         return square_product(x_ti, matrix, layer.bias, layer.dtype)
 
 
 FP8_SQUARES = Fp8Squares()
 
 
-def share_of(layer: Linear) -> int:
-    """Output features that have equal scales: SIDE, or less where a part does not begin at a multiple of it."""
-    start, starts = 0, []
-    for size in layer.shards.values():
-        starts.append(start)
-        start += size
-    return math.gcd(SIDE, *starts)
+def _share(sizes: Iterable[int]) -> int:
+    """Output features that have equal scales, of a matrix stacked from parts of so many: SIDE, or less where a part
+    does not begin at a multiple of it."""
+    ends = list(accumulate(sizes))
+    return math.gcd(SIDE, *ends[:-1])
 
 
 def _parts(layer: Linear) -> dict[str, Tensor]:
     """The scales of each part, by its checkpoint name."""
     assert layer.weight_scale is not None
-    share, start, found = share_of(layer), 0, {}
+    share, start, found = layer.share, 0, {}
     for name, size in layer.shards.items():
         found[name] = layer.weight_scale[start // share : num_groups(start + size, share)]
         start += size
