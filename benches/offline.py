@@ -133,6 +133,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     **FAMILY_SHAPES,
 }
+SQUARES = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+SHAPES |= {
+    f"{name}-squares": SHAPES[name] | {"quantization_config": SQUARES} for name in ("llama-3.1-8b", "qwen3-30b-a3b")
+}
+"""As checkpoints in fp8 with a scale for every square of 128 x 128 weights."""
 LOW_ID, HIGH_ID = 100, 10000
 SLOW_CHORE_S = 0.05
 

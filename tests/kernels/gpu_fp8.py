@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -33,6 +33,7 @@ from octavo.kernels.reference.quantize_rows import dequantize_rows
 from octavo.kernels.reference.quantize_rows import quantize_rows as reference_quantize
 from octavo.kernels.reference.quantize_rows import quantize_weights as reference_weights
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear
+from octavo.kernels.reference.squares import dequantize_groups, dequantize_squares, num_groups, quantize_groups
 from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.quantize_rows import quantize_rows, quantize_weights
 from octavo.kernels.triton.skinny_linear import (
@@ -97,16 +98,22 @@ def check_weights(report: Report) -> None:
         report.check(f"scales of weights {rows} x {width} that differ", differ, 0.05)
 
 
-def fused_case(op: str, n: int, k: int, rows: int) -> tuple[list[Launch], Callable[[], list[tuple[Tensor, Tensor]]]]:
+def fused_case(
+    op: str, n: int, k: int, rows: int, share: int = 0
+) -> tuple[list[Launch], Callable[[], list[tuple[Tensor, Tensor]]]]:
     """A product's launches, and (actual, expected) after they ran. What is expected is multiplied in fp32, with x
-    quantized by the reference where the product quantizes it."""
+    quantized by the reference where the product quantizes it. `share`: the matrix has scales of squares."""
     number, scale = random_matrix(2 * n if op == "gate_up" else n, k)
+    if share:
+        scale = scale.mean() * (0.5 + torch.rand(num_groups(number.shape[0], share), num_groups(k), device=DEVICE))
     bias = torch.randn(number.shape[0], device=DEVICE, dtype=BF16)
-    product = SkinnyLinear.make(op, number, bias, scale, QuantizedRows.allocate(k, DEVICE))
-    matrix = dequantize_rows(number, scale)
+    product = SkinnyLinear.make(op, number, bias, scale, QuantizedRows.allocate(k, DEVICE), share)
+    matrix = dequantize_squares(number, scale, share) if share else dequantize_rows(number, scale)
 
     def rounded(x: Tensor) -> Tensor:
-        return x.float() if rows == 1 else dequantize_rows(*reference_quantize(x))
+        if rows == 1:
+            return x.float()
+        return dequantize_groups(*quantize_groups(x)) if share else dequantize_rows(*reference_quantize(x))
 
     if op in ("o", "down"):
         x, gain = torch.randn(rows, k, device=DEVICE, dtype=BF16), torch.ones(n, device=DEVICE, dtype=BF16)
@@ -412,17 +419,27 @@ def candidates(op: str, n: int, k: int, bucket: int) -> Iterator[Config]:
             yield Ring(bucket, block_n, block_k, split_k, stages, swap, warps)
 
 
-@torch.inference_mode()
 def tune(report: Report) -> list[str]:
+    """Of products with channels' scales."""
+    return tune_table(report, FP8_TABLE, lambda: make_model(LLAMA_8B, 8), candidates)
+
+
+@torch.inference_mode()
+def tune_table(
+    report: Report,
+    configs: dict[tuple[str, int, int], dict[int, Config]],
+    make: Callable[[], Decoder],
+    candidates: Callable[[str, int, int, int], Iterable[Config]],
+) -> list[str]:
     """The best configuration of each product in a chain of 8 layers at context 190, one product after another."""
     lines = []
     for bucket, rows in TUNED.items():
-        model = make_model(LLAMA_8B, 8)
+        model = make()
         ctx = make_context(LLAMA_8B, [(1, 190)] * rows, 8, 256)
         token_id_t = tokens_of(LLAMA_8B, ctx)
         for op in ("down", "gate_up", "o", "qkv"):
             n, k = product_shapes(LLAMA_8B)[op]
-            table = FP8_TABLE[op, n, k]
+            table = configs[op, n, k]
             old, times = table[bucket], []
             tries = [c for c in dict.fromkeys((old, *candidates(op, n, k, bucket))) if c.fits(op, n, k, 1)]
             decodes = []

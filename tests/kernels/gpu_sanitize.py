@@ -92,6 +92,7 @@ NEMOTRON = TINY | {
     "moe_intermediate_size": 128,
     "moe_shared_expert_intermediate_size": 256,
 }
+SQUARES = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dense": (LLAMA, {}),
     "eager": (LLAMA, {"enforce_eager": True}),
@@ -101,6 +102,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "groups of experts": (GLM, {}),
     "experts without gates": (NEMOTRON, {}),
     "fp8": (LLAMA, {"quantization": "fp8", "fp8_wide_attention": [0, 0], "fp8_wide_mlp": [1, 0]}),
+    "squares": (LLAMA | SQUARES, {}),
+    "plain squares": (LLAMA | SQUARES, {"decode_kernels": "plain"}),
     "deterministic": (LLAMA, {"deterministic": True}),
     "plain": (LLAMA, {"decode_kernels": "plain"}),
 }

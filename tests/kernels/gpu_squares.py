@@ -3,8 +3,9 @@ time beside channels' scales and cuBLAS's own blocks, tiles.
 
     PYTHONPATH=python python tests/kernels/gpu_squares.py --out squares.json [--parts numerics,models,products,steps]
 
-Not run by default: "variants" times other tiles. Prints every failure as it is found and tables last; the exit code is
-1 if anything failed. `tests/run` does not run it (no test_ prefix): it needs the GPU for itself.
+Not run by default: "variants" times other tiles, "tune" tries configurations of decode steps in a chain of layers.
+Prints every failure as it is found and tables last; the exit code is 1 if anything failed. `tests/run` does not run it
+(no test_ prefix): it needs the GPU for itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 import torch
 from fused_models import LLAMA_8B
 from fused_steps import relative_error
-from gpu_fp8 import CHECKS, by_groups, capture_hidden, random_matrix, step_of
+from gpu_fp8 import CHECKS, TUNED, by_groups, capture_hidden, fused_case, random_matrix, step_of, tune_table
+from gpu_fp8 import candidates as configurations
 from gpu_fused import READ_BYTES_PER_S, config_of, product_shapes
 from gpu_prefill import Rows, make_context, run, tokens_of
 from gpu_report import Part, Report, capture, run_parts, time_ms
@@ -40,6 +42,7 @@ from octavo.kernels.reference.squares import square_product as reference_product
 from octavo.kernels.triton import square_gemm
 from octavo.kernels.triton.launch import compile_together
 from octavo.kernels.triton.quantize_rows import quantize_rows
+from octavo.kernels.triton.skinny_table import SQUARES_TABLE, Config, Gemv
 from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, Tile, choose_tile, square_launch, square_product
 from octavo.layers.fused.decode import FusedDecode
 from octavo.layers.quant.fp8 import Fp8Rows, rowwise, tensorwise
@@ -269,12 +272,48 @@ def time_variants(report: Report) -> list[str]:
     return lines
 
 
+def check_fused(report: Report) -> None:
+    """Products of decode steps; those in parts of k give the same bits whoever arrives last."""
+    cases = [(op, *product_shapes(LLAMA_8B)[op], rows, SIDE) for op in OPS for rows in (1, 2, 16, 17, 33, 64, 100, 128)]
+    made = [fused_case(*case)[0] for case in cases]
+    report.say(f"{compile_together(launch for launches in made for launch in launches)} kernels compiled")
+    del made
+    for case in cases:
+        launches, outputs = fused_case(*case)
+        for launch in launches:
+            launch.run()
+        for actual, expected in outputs():
+            report.check(f"fused {case}", relative_error(actual, expected), 8e-3)
+    launches, outputs = fused_case("down", *product_shapes(LLAMA_8B)["down"], 64, SIDE)
+    residual = outputs()[0][0]
+    before, seen = residual.clone(), None
+    different = torch.zeros((), device=DEVICE)
+    for _ in range(100):
+        residual.copy_(before)
+        for launch in launches:
+            launch.run()
+        seen = residual.clone() if seen is None else seen
+        different += (seen != residual).any()
+    report.check("down 100 repeats that differ", different.item(), 0.5)
+
+
+def tune(report: Report) -> list[str]:
+    """Configurations of decode steps."""
+
+    def tries(op: str, n: int, k: int, bucket: int) -> list[Config]:
+        found = configurations(op, n, k, bucket)
+        return [c for c in found if SIDE % c.block_n == 0 and (isinstance(c, Gemv) or c.block_k == SIDE)]
+
+    return tune_table(report, SQUARES_TABLE, lambda: make_model("squares", 8), tries)
+
+
 PARTS: dict[str, list[Part]] = {
-    "numerics": [check_quantization, check_products],
+    "numerics": [check_quantization, check_products, check_fused],
     "models": [check_models],
     "products": [time_products],
     "steps": [time_steps],
     "variants": [time_variants],
+    "tune": [tune],
 }
 
 
@@ -282,7 +321,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", default="numerics,models,products,steps")
+    parser.add_argument("--tune-rows", default=",".join(map(str, TUNED.values())), help="what to tune for")
     options = parser.parse_args()
+    for bucket in [b for b, rows in TUNED.items() if str(rows) not in options.tune_rows.split(",")]:
+        del TUNED[bucket]
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     report = Report()
