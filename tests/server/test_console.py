@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 
 import pytest
 
+from octavo import logs
 from octavo.server.console import LoadProgress, base_url, curl_line
 
 
@@ -50,3 +53,21 @@ def test_curl_line(route: str, path: str, field: str) -> None:
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "it's"
     assert field in body
+
+
+@pytest.mark.parametrize("kind", logs.FORMATS)
+def test_a_log_that_can_not_be_written_ends_nothing(kind: str) -> None:
+    """Every line fails: of the console, and of the log."""
+    code = f"""
+import logging
+from octavo import logs
+from octavo import logs
+from octavo.server.console import say
+logs.configure("INFO", {kind!r})
+say("one\\ntwo")
+logging.getLogger("octavo").info("three")
+print("still here")
+"""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "still here\n")

@@ -97,7 +97,8 @@ def serve(pipe: ControlSocket, loop: Loop, socket_path: str) -> int:
     try:
         run_until_stopped(loop, stopped)
     except Exception as error:
-        print(crash_report(loop.core, error), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a disk that is full, say
+            print(crash_report(loop.core, error), file=sys.stderr, flush=True)
         return CRASH_EXIT_CODE
     loop.close()
     if pipe.parent_gone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shlex
@@ -15,9 +16,11 @@ log = logging.getLogger("octavo.server")
 
 
 def say(lines: str) -> None:
-    """Tell the person who started the server; where logs are JSON, as log lines."""
+    """Tell the person who started the server; where logs are JSON, as log lines. A full disk or a closed pipe is no
+    reason to end, as it is none for log lines."""
     if logs.kind_in_use() == "text":
-        print(lines, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(lines, file=sys.stderr, flush=True)
         return
     for line in lines.splitlines():
         log.info("%s", line)
