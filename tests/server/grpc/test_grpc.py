@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from dataclasses import dataclass, replace
 from typing import Any
@@ -151,6 +152,22 @@ async def test_abort_by_id(stub: Any, llm: FakeLLM) -> None:
     assert ended.value.code() == grpc.StatusCode.CANCELLED
     assert llm.streams[0].closed
     assert not (await stub.Abort(MESSAGES.AbortRequest(request_id="mine"))).found
+
+
+async def test_a_client_that_reads_nothing_leaves(stub: Any, llm: FakeLLM, caplog: pytest.LogCaptureFixture) -> None:
+    llm.script = lambda _: [[FakeDelta(text="a" * 10**6, token_ids=[97])] for _ in range(9)]
+    call = stub.Generate(request())
+    await call.read()
+    for _ in range(99):  # the next message is on its way
+        await asyncio.sleep(0)
+    call.cancel()
+    async with asyncio.timeout(30):
+        while not llm.streams[0].closed:
+            await asyncio.sleep(0)
+        await stub.ModelInfo(MESSAGES.ModelInfoRequest())
+    gc.collect()
+    await asyncio.sleep(0)
+    assert caplog.text == ""
 
 
 async def test_model_info_and_tokens(stub: Any) -> None:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from octavo.errors import RequestError
 from octavo.pooling.work import shortened
 from octavo.server.context import ServerContext
@@ -20,8 +22,6 @@ from octavo.server.schema.pooling import input_list
 from octavo.server.tenants.caller import Caller
 
 if TYPE_CHECKING:
-    import grpc
-
     from octavo._core import Delta
 
 
@@ -34,8 +34,9 @@ class Servicer:
         self._live: dict[tuple[str, str], Generation] = {}
         """By tenant and request id: nobody ends somebody else's calls."""
 
-    async def Generate(self, request: Any, call: grpc.aio.ServicerContext) -> AsyncIterator[Any]:  # noqa: N802
-        """See `octavo.proto`."""
+    async def Generate(self, request: Any, call: grpc.aio.ServicerContext) -> None:  # noqa: N802
+        """See `octavo.proto`. It writes and does not yield: a call that is cancelled while nobody reads ends
+        here and now, not when a generator is collected."""
         context = self._context
         async with answering(context, call, request.request_id) as caller:
             context.check_task("generate")
@@ -51,7 +52,9 @@ class Servicer:
             self._live[key] = generation
             try:
                 async for response in self._responses(generation, caller):
-                    yield response
+                    await call.write(response)
+            except grpc.aio.InternalError:  # the client has gone, and gRPC did not say so yet
+                return
             finally:
                 self._live.pop(key)
                 generation.close()
