@@ -29,7 +29,7 @@ from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.quantize_rows import allocate_rows
 from octavo.kernels.triton.skinny_linear import SkinnyLinear, store_apart
 from octavo.kernels.triton.skinny_table import choose
-from octavo.kernels.triton.target import has_dependent_launches
+from octavo.kernels.triton.target import capability, has_dependent_launches
 
 FEW_ROWS: Final = 64
 """Up to so many rows stay wide."""
@@ -62,6 +62,9 @@ SINGLE: Final = Tile(32, 32, 2, 4, False)
 LEAST_PROGRAMS: Final = 100
 """With fewer, many multiprocessors would have nothing to read: tiles are narrower then."""
 NARROW: Final = 32
+SHARED_BYTES: Final = {True: 227 << 10, False: 97 << 10}
+"""For pipelines, by whether there is a tensor memory accelerator: of Hopper and of the data centers' Blackwell, and of
+other devices that multiply e4m3."""
 GROUP_M: Final = 8
 """Tiles of rows whose programs run side by side: they share what they read of W."""
 
@@ -111,7 +114,10 @@ def square_kernel(
     acc = tl.zeros([R, C], tl.float32)
     for group in range(GROUPS):
         x_mk = load_block(x, m0, group * BLOCK_K, BLOCK_M, num_rows, K, BLOCK_K, TMA)
-        w_nk = load_block(weight, n0, group * BLOCK_K, BLOCK_N, N, K, BLOCK_K, TMA).to(x_mk.dtype)
+        w_nk = load_block(weight, n0, group * BLOCK_K, BLOCK_N, N, K, BLOCK_K, TMA)
+        if not (EIGHT or TMA):
+            w_nk = w_nk.to(tl.float32)  # before Hopper, Triton 3.6 can't widen e4m3 to bf16 at once
+        w_nk = w_nk.to(x_mk.dtype)
         if SWAP_AB:
             part = tl.dot(w_nk, tl.trans(x_mk), input_precision="ieee")
         else:
@@ -191,7 +197,9 @@ def square_launch(x: Rows, matrix: Squares, bias_n: Tensor | None, y_mn: Tensor,
         "TMA": tma,
     }
     programs = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(n, tile.block_n)
-    return Launch(square_kernel, (programs,), args, constants, tile.warps, tile.stages)
+    turn_bytes = SIDE * (tile.block_m * x_mk.element_size() + tile.block_n)
+    stages = min(tile.stages, SHARED_BYTES[tma] // turn_bytes)
+    return Launch(square_kernel, (programs,), args, constants, tile.warps, stages)
 
 
 def vector_launch(x_1k: Tensor, matrix: Squares, bias_n: Tensor | None, y_1n: Tensor) -> Launch | None:
@@ -216,14 +224,14 @@ def square_product(x: Rows, matrix: Squares, bias_n: Tensor | None, dtype: torch
     x = x.contiguous() if isinstance(x, Tensor) else x
     x_mk = x if isinstance(x, Tensor) else x[0]
     y_mn = torch.empty(x_mk.shape[0], matrix.number_nk.shape[0], dtype=dtype, device=x_mk.device)
-    pdl = has_dependent_launches(x_mk.device)
+    pdl, tma = has_dependent_launches(x_mk.device), capability(x_mk.device)[0] in (9, 10)
     if only_compiling():
         for some in kinds_of_rows(matrix, dtype):
             rows = (some if isinstance(some, Tensor) else some[0]).shape[0]
             y = torch.empty(1, y_mn.shape[1], dtype=dtype, device=y_mn.device).expand(rows, -1)
-            product_launch(some, matrix, bias_n, y, tma=pdl).run(pdl=pdl)
+            product_launch(some, matrix, bias_n, y, tma=tma).run(pdl=pdl)
     elif x_mk.shape[0]:
-        product_launch(x, matrix, bias_n, y_mn, tma=pdl).run(pdl=pdl)
+        product_launch(x, matrix, bias_n, y_mn, tma=tma).run(pdl=pdl)
     return y_mn
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import offline_compile
 import pytest
 import torch
-from sm90_compile import Compiled, compile_launch
+import triton
+from sm90_compile import Compiled, compile_launch, source_of
+from triton.backends.compiler import GPUTarget
 
 from octavo import envs
 from octavo.attention.base import AttentionSpec
@@ -87,6 +89,16 @@ def test_products_compile(shape: str, rows: int) -> None:
 @pytest.mark.parametrize("rows", ROWS[1:])
 def test_products_compile_without_tensor_memory_accelerator(rows: int) -> None:
     check(make_launch(6144, 4096, rows, tma=False), tma=False)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64, 100, 600])
+def test_products_compile_for_ada(rows: int) -> None:
+    """The least device that multiplies e4m3 has less than half of Hopper's shared memory."""
+    launch = make_launch(6144, 4096, rows, tma=False)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    compiled = triton.compile(source_of(launch, pdl=False), target=GPUTarget("cuda", 89, 32), options=options)
+    assert compiled.metadata.shared <= 99 << 10
+    assert ("mma.sync" in compiled.asm["ptx"]) == (rows > 1)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 100, 600])
