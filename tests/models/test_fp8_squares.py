@@ -258,3 +258,27 @@ def test_matrices_that_were_fused_from_dequantized_ones() -> None:
     assert (again - weight).norm() < 1e-6 * weight.norm()
     with pytest.raises(ModelError, match=r"a.weight is torch.float32"):
         list(as_kept([("a.weight", weight)], slots, stored))
+
+
+def test_products_that_are_dealt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: None) -> None:
+    """Qwen3-Next: queries and gates, and all that a recurrent layer reads, come in one matrix, head by head; their
+    squares are dealt out as they are."""
+    sizes = {
+        **CASES["qwen3-next"][1],
+        "head_dim": 128,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "mlp_only_layers": [0, 1, 2, 3],
+    }
+    made = make(tmp_path, monkeypatch, "Qwen3Next", sizes)
+    model, expected = read(made.folder, "fp8"), meant(made)
+    assert isinstance(model, Decoder)
+    assert isinstance(expected, Decoder)
+    kept = 0
+    for layer, wide in zip(linears_of(model), linears_of(expected), strict=True):
+        found = layer.weight
+        if layer.method is FP8_SQUARES:
+            assert layer.weight_scale is not None
+            found, kept = dequantize_squares(layer.weight, layer.weight_scale, layer.share), kept + 1
+        assert torch.equal(found, wide.weight), list(layer.shards)
+    assert kept == 3 * 2 + 2 + 4 * 2
