@@ -61,6 +61,16 @@ def test_a_signal_while_the_server_is_imported(name: str, folders: Path) -> None
     assert list(folders.iterdir()) == []
 
 
+def test_a_reload_of_keys_while_the_server_is_imported_ends_nothing(folders: Path) -> None:
+    before = WHILE_IMPORTING.format(action="os.kill(os.getpid(), signal.SIGHUP)")
+    with ServerProcess(*FAKE, start=before + START) as server:
+        server.wait_ready()
+        server.process.send_signal(signal.SIGHUP)
+        server.process.send_signal(signal.SIGTERM)
+        code, log = server.end()
+    assert (code, "keys of 0 tenants were read" in log) == (0, True), log
+
+
 def test_a_second_signal_then_ends_at_once(folders: Path) -> None:
     twice = "[os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]"
     code, log = ended_server(WHILE_IMPORTING.format(action=twice))

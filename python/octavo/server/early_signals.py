@@ -32,7 +32,9 @@ def end_at_once(number: int) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Within the block there is an engine to be ended in order, and somebody (`take`) who will do so."""
+    """Within the block there is an engine to be ended in order, and somebody (`take`) who will do so. SIGHUP, which
+    asks for the keys to be read again, says nothing while they are read for the first time."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in NUMBERS:
         signal.signal(number, _note)
     try:
