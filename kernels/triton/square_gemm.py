@@ -52,7 +52,7 @@ WIDE: Final[tuple[tuple[int, Tile], ...]] = (
     (FEW_ROWS, Tile(64, 64, 4, 4, True)),
 )
 EIGHT: Final[tuple[tuple[int, Tile], ...]] = (
-    (512, Tile(128, 64, 6, 8, False)),
+    (512, Tile(128, 64, 4, 8, False)),
     (1 << 30, Tile(128, 128, 5, 8, False)),
 )
 """(rows up to which it holds, tile), of rows in 2 bytes and in e4m3. From compile-time study (registers, spills, shared
