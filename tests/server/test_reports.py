@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from fake_engine import FakeDelta, FakeLLM
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from starlette.applications import Starlette
@@ -116,6 +118,32 @@ def spans_of(context: ServerContext) -> tuple[Tracer, InMemorySpanExporter]:
     tracer = Tracer(exporter)
     context.reporter._tracer = tracer
     return tracer, exporter
+
+
+class HungExporter(InMemorySpanExporter):
+    """A collector that answers when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.let_go.wait()
+        return super().export(spans)
+
+
+async def test_a_collector_that_hangs_does_not_keep_the_server(
+    client: httpx.AsyncClient, context: ServerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.server.tracing.FLUSH_S", 0.01)
+    exporter = HungExporter()
+    context.tracer = context.reporter._tracer = Tracer(exporter)
+    await client.post("/v1/completions", json=BODY)
+    context.close()
+    assert exporter.asked.wait(30)
+    assert exporter.get_finished_spans() == ()
+    exporter.let_go.set()
 
 
 async def test_a_span_a_call(client: httpx.AsyncClient, context: ServerContext, llm: FakeLLM) -> None:

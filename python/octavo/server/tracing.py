@@ -7,6 +7,7 @@ over, from its report; a W3C `traceparent` header makes them children of the cli
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-FLUSH_MS = 2000
+FLUSH_S = 2.0
 
 
 class Tracer:
@@ -29,7 +30,7 @@ class Tracer:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "octavo"}))
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "octavo"}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("octavo")
 
@@ -65,9 +66,10 @@ class Tracer:
         span.end(end_ns)
 
     def close(self) -> None:
-        """Send what is left, for a while."""
-        self._provider.force_flush(FLUSH_MS)
-        self._provider.shutdown()
+        """Send what is left, for a while: a collector that does not answer does not keep the server."""
+        ending = threading.Thread(target=self._provider.shutdown, name="octavo-traces", daemon=True)
+        ending.start()
+        ending.join(FLUSH_S)
 
 
 def _parent(traceparent: str | None) -> Context | None:
