@@ -2,7 +2,7 @@
 
 Transformers is run once over each prompt and Octavo's continuation. Where its argmax after every prefix is Octavo's
 next token, its own greedy generation is that continuation, token by token; this costs 32 forward passes instead of
-2048. Logprobs are compared too: raw log-softmax within 1e-3.
+2048, and none for a continuation that another run had. Logprobs are compared too: raw log-softmax within 1e-3.
 """
 
 from __future__ import annotations
@@ -38,19 +38,34 @@ def greedy(options: dict[str, Any], prompt_token_ids: list[list[int]], **params:
     return outputs, stats
 
 
-def greedy_continues(model: Any, prompt: list[int], tokens: list[int]) -> bool:
-    """Whether `tokens` are what the reference model's greedy generation appends to `prompt`."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + tokens[:-1]]), logits_to_keep=len(tokens)).logits[0]
-    return bool((logits.argmax(-1) == torch.tensor(tokens)).all())
+class Reference:
+    """Asks the reference model once for each continuation."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._known: dict[tuple[int, ...], bool] = {}
+
+    def continues(self, prompt: list[int], tokens: list[int]) -> bool:
+        """Whether `tokens` are what its greedy generation appends to `prompt`."""
+        asked = (len(prompt), *prompt, *tokens)
+        if asked not in self._known:
+            with torch.inference_mode():
+                logits = self._model(torch.tensor([prompt + tokens[:-1]]), logits_to_keep=len(tokens)).logits[0]
+            self._known[asked] = bool((logits.argmax(-1) == torch.tensor(tokens)).all())
+        return self._known[asked]
+
+
+@pytest.fixture(scope="module")
+def reference(reference_model: Any) -> Reference:
+    return Reference(reference_model)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_greedy_tokens_equal_transformers(name: str, prompt_token_ids: list[list[int]], reference_model: Any) -> None:
+def test_greedy_tokens_equal_transformers(name: str, prompt_token_ids: list[list[int]], reference: Reference) -> None:
     outputs, stats = greedy(RUNS[name], prompt_token_ids)
     tokens = [o.outputs[0].token_ids for o in outputs]
     assert all(len(t) == NUM_NEW for t in tokens)
-    wrong = [i for i, prompt in enumerate(prompt_token_ids) if not greedy_continues(reference_model, prompt, tokens[i])]
+    wrong = [i for i, prompt in enumerate(prompt_token_ids) if not reference.continues(prompt, tokens[i])]
     assert not wrong
     if name == "preempted":
         assert stats["num_preemptions"] > 0
