@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import subprocess
 import sys
 
+import httpx
 import pytest
 
 from octavo import logs
@@ -71,3 +73,23 @@ print("still here")
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "still here\n")
+
+
+async def test_a_server_without_standard_streams(free_tcp_port: int) -> None:
+    words = [sys.executable, "-m", "octavo", "serve", "--model", "fake", "--runner", "fake", "--max-model-len", "256"]
+    command = shlex.join([*words, "--port", str(free_tcp_port)])
+    server = subprocess.Popen(f"exec {command} 0<&- 1>&- 2>&-", shell=True)
+    url = f"http://127.0.0.1:{free_tcp_port}/v1/completions"
+    try:
+        async with httpx.AsyncClient() as client:
+            answer = None
+            while answer is None or answer.status_code == 503:
+                assert server.poll() is None
+                with contextlib.suppress(httpx.ConnectError):
+                    answer = await client.post(url, json={"prompt": [1], "max_tokens": 3})
+        assert answer.status_code == 200
+        server.terminate()
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+        server.wait()
