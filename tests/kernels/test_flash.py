@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from case_files import CaseFile, CaseRun, runs
 
-from octavo import envs
 from octavo.attention.base import make_backend
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError
@@ -18,19 +16,9 @@ from octavo.worker.resolve import resolve_config
 FACTS = {"name": "", "total_bytes": 1 << 37, "free_bytes": 1 << 37, "num_cores": 8, "has_bfloat16": True}
 
 
-@pytest.mark.parametrize("cases", ["flash_cases.py", "flashinfer_cases.py"])
-def test_cases_in_the_interpreter(cases: str) -> None:
-    """In a process that sets TRITON_INTERPRET before it imports triton."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", cases],
-        cwd=Path(__file__).parent,
-        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+@runs(CaseFile("flash_cases.py"), CaseFile("flashinfer_cases.py"))
+def test_cases_in_the_interpreter(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import offline_compile
 import pytest
 import sm90_compile
 import torch
+from case_files import CaseFile, CaseRun, runs
 
 from octavo.kernels.reference import quantize_rows as reference
 from octavo.kernels.triton import quantize_rows, quantized_joins, scale_product
 from octavo.kernels.triton.skinny_table import BUCKETS, FP8_PLAIN, FP8_TABLE, TABLE, Gemv, Ring, choose
 
-FOLDER = Path(__file__).parent
 
-
-def test_cases() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / "fp8_cases.py")]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=FOLDER)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+@runs(CaseFile("fp8_cases.py"))
+def test_cases(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said
 
 
 def test_every_measured_winner_fits_its_own_shape() -> None:

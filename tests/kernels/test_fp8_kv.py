@@ -3,17 +3,13 @@ refused."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import offline_compile
 import pytest
 import torch
+from case_files import CaseFile, CaseRun, runs
 from fused_models import LLAMA_8B, QWEN3_06B, Sizes
 from sm90_compile import compile_launch
 
-from octavo import envs
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError
 from octavo.kernels.triton import paged_decode, paged_prefill, rotate_write
@@ -32,18 +28,9 @@ META = torch.device("meta")
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
-def test_cases_in_the_interpreter() -> None:
-    """In a process that sets TRITON_INTERPRET before it imports triton."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "fp8_kv_cases.py"],
-        cwd=Path(__file__).parent,
-        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+@runs(CaseFile("fp8_kv_cases.py"))
+def test_cases_in_the_interpreter(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said
 
 
 def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:

@@ -3,23 +3,13 @@ its compiler is made when kernels are imported."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-FOLDER = Path(__file__).parent
+from case_files import CaseFile, CaseRun, runs
 
 
-@pytest.mark.parametrize(
-    ("cases", "interpret"),
-    [("fused_numerics_cases.py", "1"), ("fused_model_cases.py", "1"), ("fused_compile_cases.py", "0")],
-    ids=["numerics", "models", "compile"],
+@runs(
+    CaseFile("fused_numerics_cases.py"),
+    CaseFile("fused_model_cases.py"),
+    CaseFile("fused_compile_cases.py", interpret=False),
 )
-def test_cases(cases: str, interpret: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / cases)]
-    environment = {**os.environ, "TRITON_INTERPRET": interpret}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=FOLDER)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+def test_cases(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from case_files import CaseFile, CaseRun, runs
 from sm90_compile import compile_launch
 
-from octavo import envs
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.triton.invariant_gemm import invariant_launch, kinds_of_rows, ring_config
@@ -27,22 +24,12 @@ from octavo.models.weights import linears_of
 from octavo.worker.device import DeviceFacts
 from octavo.worker.resolve import resolve_config
 
-FOLDER = Path(__file__).parent
 BF16 = torch.bfloat16
 
 
-def test_numerics_in_the_interpreter() -> None:
-    """In a process that sets TRITON_INTERPRET before it imports triton."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "invariant_cases.py"],
-        cwd=FOLDER,
-        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+@runs(CaseFile("invariant_cases.py"))
+def test_numerics_in_the_interpreter(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said
 
 
 @pytest.mark.parametrize("out", [BF16, torch.float32])

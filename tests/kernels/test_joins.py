@@ -3,18 +3,13 @@ compilation for an H200."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import offline_compile
 import pytest
 import torch
+from case_files import CaseFile, CaseRun, runs
 
-from octavo import envs
 from octavo.kernels.triton import gated, rms_norm, rotate_write, weighed_sum
 
-FOLDER = Path(__file__).parent
 BF16 = torch.bfloat16
 SIZES = {
     "gemma3-27b": (5376, 21504, 32, 16, 128, True),
@@ -26,19 +21,9 @@ SIZES = {
 """(model dim, MLP dim, query heads, KV heads, head dim, head norms)"""
 
 
-@pytest.mark.parametrize("cases", ["joins_interpreted.py", "joined_model_cases.py"])
-def test_numerics_in_the_interpreter(cases: str) -> None:
-    """In a process that sets TRITON_INTERPRET before it imports triton."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", cases],
-        cwd=FOLDER,
-        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+@runs(CaseFile("joins_interpreted.py"), CaseFile("joined_model_cases.py"))
+def test_numerics_in_the_interpreter(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said
 
 
 @pytest.mark.parametrize("pdl", [False, True])

@@ -3,21 +3,16 @@ of real models."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import offline_compile
 import pytest
 import torch
+from case_files import CaseFile, CaseRun, runs
 from recurrent_steps import Layer, make_layer
 
-from octavo import envs
 from octavo.kernels.reference.gated_delta import DeltaShape
 from octavo.kernels.reference.state_space import StateSpaceShape
 from octavo.kernels.triton import causal_conv, gated_delta, gated_norm, state_space
 
-FOLDER = Path(__file__).parent
 PRODUCTS = ("prompt_space_kernel", "invert_kernel", "prompt_delta_kernel")
 """Kernels that multiply on tensor cores."""
 SHAPES = {
@@ -32,18 +27,9 @@ SPILLS = {"wide-states": 64}
 """Bytes of a thread, where a tile's B and C are twice as wide."""
 
 
-def test_numerics_in_the_interpreter() -> None:
-    """In a process that sets TRITON_INTERPRET before it imports triton."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "recurrent_cases.py"],
-        cwd=FOLDER,
-        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+@runs(CaseFile("recurrent_cases.py"))
+def test_numerics_in_the_interpreter(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said
 
 
 def run(layer: Layer) -> None:

@@ -3,30 +3,9 @@ own process: the choice between interpreter and compiler is made when kernels ar
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-from octavo import envs
-
-FOLDER = Path(__file__).parent
+from case_files import CaseFile, CaseRun, runs
 
 
-@pytest.mark.parametrize(
-    ("cases", "interpret"),
-    [("sample_cases.py", "1"), ("sample_compile_cases.py", "0")],
-    ids=["numerics", "compile"],
-)
-def test_cases(cases: str, interpret: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", cases],
-        cwd=FOLDER,
-        env=envs.child(TRITON_INTERPRET=interpret, OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+@runs(CaseFile("sample_cases.py"), CaseFile("sample_compile_cases.py", interpret=False))
+def test_cases(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import offline_compile
 import pytest
 import torch
 import triton
+from case_files import CaseFile, CaseRun, runs
 from sm90_compile import Compiled, compile_launch, source_of
 from triton.backends.compiler import GPUTarget
 
-from octavo import envs
 from octavo.attention.base import AttentionSpec
 from octavo.kernels.reference.squares import SIDE, num_groups
 from octavo.kernels.triton import quantize_rows, quantized_joins
@@ -23,24 +20,15 @@ from octavo.kernels.triton.skinny_table import BUCKETS, FP8_TABLE, SHARED_BYTES,
 from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, product_launch
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 
-FOLDER = Path(__file__).parent
 META = torch.device("meta")
 SHAPES = {"qkv": (6144, 4096), "down": (4096, 14336), "gate_up": (28672, 4096), "latents": (2112, 7168)}
 """Of Llama-3.1-8B, and DeepSeek-V3's first product."""
 ROWS = (1, 8, 17, 64, 65, 600)
 
 
-def test_numerics_in_the_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "square_cases.py"],
-        cwd=FOLDER,
-        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+@runs(CaseFile("square_cases.py"))
+def test_numerics_in_the_interpreter(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said
 
 
 def make_launch(n: int, k: int, rows: int, *, share: int = SIDE, tma: bool = True, bias: bool = False) -> Launch:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import offline_compile
 import pytest
 import torch
+from case_files import CaseFile, CaseRun, runs
 from paged_steps import make_step
 
-from octavo import envs
 from octavo.attention.triton import TritonAttention
 from octavo.kernels.triton import (
     apply_updates,
@@ -24,21 +21,10 @@ from octavo.kernels.triton import (
     prepare,
 )
 
-FOLDER = Path(__file__).parent
 
-
-def test_numerics_in_the_interpreter() -> None:
-    """interpreted.py, in a process that sets TRITON_INTERPRET before it imports triton."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "interpreted.py"],
-        cwd=FOLDER,
-        env=envs.child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+@runs(CaseFile("interpreted.py"))
+def test_numerics_in_the_interpreter(case_run: CaseRun) -> None:
+    assert case_run.passed, case_run.said
 
 
 MODELS = {"llama-8b": (32, 8, 128), "smollm2": (9, 3, 64), "qwen3-30b": (32, 4, 128), "gemma-2": (16, 8, 256)}
