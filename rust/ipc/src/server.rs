@@ -2,8 +2,9 @@
 //!
 //! Not here: the bytes of one client (`connection`).
 
+use std::fmt::Arguments;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often one looks whether the engine has taken what a client sent, who is not read from meanwhile.
 const READ_PAUSE: Duration = Duration::from_millis(5);
+
+/// One line on standard error, if there is one: a closed one must not end the thread, as `eprintln!` would.
+fn complain(text: Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "octavo: {text}");
+}
 
 /// A listening socket with its IO thread; closed on drop.
 #[derive(Debug)]
@@ -86,10 +92,13 @@ impl Server {
         self.is_closing.store(true, Ordering::Release);
         self.wake.wake();
         if thread.join().is_err() {
-            eprintln!("octavo: the IO thread had panicked");
+            complain(format_args!("the IO thread had panicked"));
         }
         if let Err(error) = fs::remove_file(&self.path) {
-            eprintln!("octavo: can't remove {}: {error}", self.path.display());
+            complain(format_args!(
+                "can't remove {}: {error}",
+                self.path.display()
+            ));
         }
     }
 }
@@ -139,7 +148,9 @@ impl IoLoop {
             let ready = match self.wait() {
                 Ok(ready) => ready,
                 Err(error) => {
-                    eprintln!("octavo: the IO thread can't wait for sockets: {error}");
+                    complain(format_args!(
+                        "the IO thread can't wait for sockets: {error}"
+                    ));
                     break;
                 }
             };
@@ -241,7 +252,7 @@ impl IoLoop {
             return;
         };
         if !matches!(reason, Closed::Gone) {
-            eprintln!("octavo: client {} is cut off: {reason}", client.0);
+            complain(format_args!("client {} is cut off: {reason}", client.0));
         }
         self.clients.remove(at);
         self.inbox.push(client, Inbound::Disconnected);
@@ -264,7 +275,7 @@ impl IoLoop {
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => {
-                eprintln!("octavo: can't accept a client: {error}");
+                complain(format_args!("can't accept a client: {error}"));
                 self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
             }
         }
