@@ -215,9 +215,10 @@ class Core:
 
 @final
 class EmbeddedDecoder:
-    """A decoder that runs in Rust: weights are loaded one by one, then `build`, `register`, then steps."""
+    """A decoder that runs in Rust: weights are loaded one by one (packed by `num_threads`), then `build`,
+    `register`, then steps."""
 
-    def __new__(cls) -> EmbeddedDecoder: ...
+    def __new__(cls, num_threads: int = 1) -> EmbeddedDecoder: ...
     def load_matrix(
         self, layer: int, role: str, format: str, data: Buffer, n: int, k: int, *, keep: str | None = None
     ) -> None:

@@ -96,7 +96,7 @@ class EmbeddedRunner:
         self.num_blocks = plan.num_blocks
         speculation = read_speculation(self.config.scheduler.speculative_config)
         progress(f"{plan.report()}\n{'speculation':<17}{speculation or 'off'}", 1.0)
-        self.decoder = EmbeddedDecoder()
+        self.decoder = EmbeddedDecoder(plan.limits.cpu_threads)
         load_weights(self.decoder, embedded.description, embedded.weights, self.config.model, progress)
         limits = plan.limits
         self.decoder.build(

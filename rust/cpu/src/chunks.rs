@@ -1,7 +1,7 @@
 //! Memory of weights, in large chunks: so small matrices too lie in large pages, and one row's products, which read them in
 //! turn, neither miss translations nor have the processor's own prefetching end every 4 KiB.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -24,9 +24,12 @@ struct Newest {
     used: usize,
 }
 
-/// Memory that is freed with the last of its pieces; zero only where one is.
+/// Memory that is freed with the last of its pieces, zero at first. The system zeroes it where it is first written, by the
+/// thread that packs a matrix there.
 struct Chunk {
+    /// Aligned.
     start: NonNull<u8>,
+    allocated: NonNull<u8>,
     layout: Layout,
 }
 
@@ -42,27 +45,29 @@ impl Chunk {
         } else {
             LARGE_PAGE
         };
-        let layout = Layout::from_size_align(num_bytes.max(LINE), align);
+        // Aligned here: an allocator that is asked for as much would zero all of it itself.
+        let layout = Layout::from_size_align(num_bytes + align, size_of::<u128>());
         let layout = layout.unwrap_or_else(|_| panic!("{num_bytes} bytes of weights"));
         // SAFETY: the size is not zero.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+        let Some(allocated) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
             handle_alloc_error(layout)
         };
-        // SAFETY: the chunk was just allocated; it is not read as what it is not.
-        large_pages(unsafe {
-            std::slice::from_raw_parts_mut(
-                start.cast::<std::mem::MaybeUninit<u8>>().as_ptr(),
-                layout.size(),
-            )
-        });
-        Arc::new(Chunk { start, layout })
+        // SAFETY: less than `align` bytes further, which were asked for in addition.
+        let start = unsafe { allocated.add(allocated.align_offset(align)) };
+        // SAFETY: the chunk was just allocated, and zero.
+        large_pages(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), num_bytes) });
+        Arc::new(Chunk {
+            start,
+            allocated,
+            layout,
+        })
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
         // SAFETY: allocated so, and nobody has a piece of it any more.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        unsafe { dealloc(self.allocated.as_ptr(), self.layout) };
     }
 }
 
@@ -79,15 +84,12 @@ impl Piece {
         let place = newest
             .unwrap_or_else(PoisonError::into_inner)
             .place(num_bytes, CHUNK_BYTES);
-        // Without the lock: touching memory is what takes time, and matrices are packed by several threads.
         Piece::at(place, num_bytes)
     }
 
-    /// Zeros at a place that was given for as many bytes.
+    /// At a place that was given for as many bytes; nothing was there before.
     fn at((chunk, at): (Arc<Chunk>, usize), num_bytes: usize) -> Piece {
         let num_bytes = num_bytes.next_multiple_of(LINE);
-        // SAFETY: within the chunk, and nobody else's.
-        unsafe { chunk.start.as_ptr().add(at).write_bytes(0, num_bytes) };
         Piece {
             chunk,
             at,

@@ -44,7 +44,7 @@ fn case() -> impl Strategy<Value = Case> {
         rows,
         n,
         1..5usize,
-        1..600usize,
+        prop_oneof![1..600usize, 600..1400usize],
         flags,
         any::<u64>(),
     )
@@ -187,6 +187,64 @@ proptest! {
             let same = part.iter().zip(&all[first * case.n..]).all(|(a, b)| a.to_bits() == b.to_bits());
             prop_assert!(same, "{size} of {rows} rows");
         }
+    }
+}
+
+#[test]
+fn threads_pack_what_one_packs_and_floats_keep_their_bits() {
+    let pool = ThreadPool::new(3);
+    for format in Format::ALL {
+        for (n, columns) in [(1, 1), (16, 15), (17, 16), (48, 17), (100, 40)] {
+            let k = columns * format.block().0;
+            let bytes = bytes(format, n, k, &mut Numbers(7));
+            let alone = Matrix::pack(format, &bytes, n, k).unwrap();
+            let shared = Matrix::pack_on(Some(&pool), format, &bytes, n, k).unwrap();
+            let (mut row, mut other) = (vec![0.0; k], vec![0.0; k]);
+            for (i, source) in bytes.chunks_exact(bytes.len() / n).enumerate() {
+                alone.row(i, &mut row);
+                shared.row(i, &mut other);
+                assert_eq!(row, other, "{format:?} {n} x {k}");
+                if format == Format::F32 {
+                    let stored = source.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+                    assert!(row.iter().copied().eq(stored), "row {i} of {n} x {k}");
+                }
+                if format == Format::Bf16 {
+                    let stored = source.as_chunks::<2>().0.iter();
+                    let stored = stored.map(|b| u32::from(u16::from_le_bytes(*b)) << 16);
+                    assert!(row.iter().map(|x| x.to_bits()).eq(stored), "row {i}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_comes_next_changes_no_product() {
+    let (n, k, rows) = (80, 700, 30);
+    let matrix = |n: usize, k: usize| {
+        Matrix::pack(
+            Format::F32,
+            &bytes(Format::F32, n, k, &mut Numbers(3)),
+            n,
+            k,
+        )
+        .unwrap()
+    };
+    let (own, pool) = (matrix(n, k), ThreadPool::new(2));
+    let x: Vec<f32> = (0..rows * k).map(|i| (i % 97) as f32 / 97.0).collect();
+    let mut alone = vec![0.0; rows * n];
+    own.multiply_on(&pool, &x, rows, &mut alone);
+    for next in [matrix(1, 1), matrix(500, 3), matrix(33, 2000)] {
+        let mut out = vec![GUARD; rows * n];
+        let input = Input {
+            x: &x,
+            rows,
+            quantized: None,
+        };
+        let output = Output::dense(Shared::new(&mut out), n);
+        // SAFETY: threads write distinct parts of `out`.
+        pool.run(&|team| unsafe { own.multiply_before(team, &input, &output, Some(&next)) });
+        assert_eq!(out, alone);
     }
 }
 

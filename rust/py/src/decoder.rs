@@ -165,9 +165,10 @@ impl EmbeddedDecoder {
 #[pymethods]
 impl EmbeddedDecoder {
     #[new]
-    fn new() -> Self {
+    #[pyo3(signature = (num_threads=1))]
+    fn new(num_threads: usize) -> Self {
         Self {
-            weights: Some(WeightsBuilder::default()),
+            weights: Some(WeightsBuilder::new(num_threads.max(1))),
             decoder: None,
             arenas: None,
         }

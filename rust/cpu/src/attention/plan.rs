@@ -18,6 +18,7 @@ const ITEMS_PER_THREAD: usize = 4;
 pub struct Row {
     /// Index of its first token.
     pub token: usize,
+    pub num_queries: usize,
     /// Position of its first query.
     pub position: usize,
     /// Its entry for block `first_block` of its table is `Plan::blocks[block_start]`.
@@ -86,7 +87,6 @@ impl Plan {
         self.items.clear();
         self.splits.clear();
         self.partials = 0;
-        let group = args.num_heads / args.num_kv_heads;
         let mut token = 0;
         for row in 0..args.num_rows {
             // SAFETY: query_start holds num_rows + 1 numbers.
@@ -104,16 +104,17 @@ impl Plan {
             })?;
             if end > token {
                 // SAFETY: the index arrays are as long as the sizes say.
-                unsafe { self.add_row(args, row, token, end - token, group)? };
+                unsafe { self.add_row(args, row, token, end - token)? };
                 token = end;
             }
         }
         self.num_used_tokens = token;
+        self.add_items(args, args.num_heads / args.num_kv_heads);
         self.split_long(args);
         Ok(())
     }
 
-    /// Check row `row`, of `num_queries` queries from `token` on, and cut it into items.
+    /// Check row `row`, of `num_queries` queries from `token` on.
     ///
     /// # Safety
     /// As `fill`.
@@ -123,7 +124,6 @@ impl Plan {
         row: usize,
         token: usize,
         num_queries: usize,
-        group: usize,
     ) -> Result<(), KernelError> {
         // SAFETY: row < num_rows.
         let (slot, length) = unsafe { read_row(args, row, num_queries)? };
@@ -132,32 +132,37 @@ impl Plan {
         let block_start = self.blocks.len();
         // SAFETY: slot < num_slots, and the row fits its table.
         unsafe { self.add_blocks(args, slot, first_block..length.div_ceil(args.block_size))? };
-        let index = self.rows.len();
         self.rows.push(Row {
             token,
+            num_queries,
             position,
             block_start,
             first_block,
         });
-        // Late tiles see the most keys: first, so that no thread is left with a long one at the end.
-        let num_pairs = num_queries * group;
-        for tile in (0..num_pairs.div_ceil(MAX_ROWS)).rev() {
-            let (first, last) = (tile * MAX_ROWS, num_pairs.min((tile + 1) * MAX_ROWS));
-            let low = first_visible(position + first / group, args.window);
-            let high = position + (last - 1) / group + 1;
-            self.items
-                .extend((0..args.num_kv_heads).map(|kv_head| Item {
-                    row: index,
-                    kv_head,
-                    first,
-                    last,
-                    low,
-                    high,
-                    split: None,
-                    partial: 0,
-                }));
-        }
         Ok(())
+    }
+
+    /// Cut the rows into items, one KV head after the other: what rows share of a head's keys stays in the second-level cache.
+    fn add_items(&mut self, args: &AttentionArgs, group: usize) {
+        for kv_head in 0..args.num_kv_heads {
+            for (index, row) in self.rows.iter().enumerate() {
+                // Late tiles see the most keys: first, so that no thread is left with a long one at the end.
+                let num_pairs = row.num_queries * group;
+                for tile in (0..num_pairs.div_ceil(MAX_ROWS)).rev() {
+                    let (first, last) = (tile * MAX_ROWS, num_pairs.min((tile + 1) * MAX_ROWS));
+                    self.items.push(Item {
+                        row: index,
+                        kv_head,
+                        first,
+                        last,
+                        low: first_visible(row.position + first / group, args.window),
+                        high: row.position + (last - 1) / group + 1,
+                        split: None,
+                        partial: 0,
+                    });
+                }
+            }
+        }
     }
 
     /// Copy entries of a slot's table, checked.

@@ -161,10 +161,11 @@ impl<'a> Region<'a> {
         self.embed(team);
         team.barrier();
         let kinds = &self.description.layers;
-        for (index, (layer, kind)) in self.weights.layers.iter().zip(kinds).enumerate() {
+        let layers = &self.weights.layers;
+        for (index, (layer, kind)) in layers.iter().zip(kinds).enumerate() {
             self.attention(team, index, layer, *kind);
             team.barrier();
-            self.mlp(team, layer);
+            self.mlp(team, layer, layers.get(index + 1).map(|next| &next.q));
             team.barrier();
         }
     }
@@ -191,8 +192,20 @@ impl<'a> Region<'a> {
         let (cache, inputs) = (self.caches[index], self.inputs(team));
         self.norm(team, &layer.input_norm);
         self.meet(team);
-        for (linear, to) in [(&layer.q, self.q), (&layer.k, self.k), (&layer.v, self.v)] {
-            self.multiply(team, linear, inputs.normed, inputs.normed_quants, to, false);
+        for (linear, to, next) in [
+            (&layer.q, self.q, Some(&layer.k)),
+            (&layer.k, self.k, Some(&layer.v)),
+            (&layer.v, self.v, None),
+        ] {
+            self.multiply(
+                team,
+                linear,
+                inputs.normed,
+                inputs.normed_quants,
+                to,
+                false,
+                next,
+            );
         }
         team.barrier();
         for token in team.share(self.num_tokens(), 1) {
@@ -213,16 +226,35 @@ impl<'a> Region<'a> {
             self.meet(team);
         }
         let norm = layer.output_norms.as_ref().map(|(norm, _)| norm.as_slice());
-        self.add(team, &layer.o, self.attended, inputs.attended_quants, norm);
+        let next = Some(&layer.gate);
+        self.add(
+            team,
+            &layer.o,
+            self.attended,
+            inputs.attended_quants,
+            norm,
+            next,
+        );
     }
 
-    /// Norm, gate and up, activation, down.
-    fn mlp(&self, team: &Team<'_>, layer: &Layer) {
+    /// Norm, gate and up, activation, down; `next` is multiplied then.
+    fn mlp(&self, team: &Team<'_>, layer: &Layer, next: Option<&Linear>) {
         let inputs = self.inputs(team);
         self.norm(team, &layer.mlp_norm);
         self.meet(team);
-        for (linear, to) in [(&layer.gate, self.gate), (&layer.up, self.up)] {
-            self.multiply(team, linear, inputs.normed, inputs.normed_quants, to, false);
+        for (linear, to, next) in [
+            (&layer.gate, self.gate, &layer.up),
+            (&layer.up, self.up, &layer.down),
+        ] {
+            self.multiply(
+                team,
+                linear,
+                inputs.normed,
+                inputs.normed_quants,
+                to,
+                false,
+                Some(next),
+            );
         }
         let (rows, columns) = layer.gate.matrix.part(team, self.num_tokens());
         let is_same =
@@ -247,7 +279,7 @@ impl<'a> Region<'a> {
         }
         team.barrier();
         let norm = layer.output_norms.as_ref().map(|(_, norm)| norm.as_slice());
-        self.add(team, &layer.down, self.gate, self.gate_quants, norm);
+        self.add(team, &layer.down, self.gate, self.gate_quants, norm, next);
     }
 
     /// The normalized residual stream, and its quants.
@@ -274,6 +306,7 @@ impl<'a> Region<'a> {
         quantized: Option<&Activations>,
         to: Rows<'_>,
         add: bool,
+        next: Option<&Linear>,
     ) {
         // SAFETY: nobody writes `from` between the barriers around a product.
         let x = unsafe { from.all() };
@@ -290,7 +323,10 @@ impl<'a> Region<'a> {
             add,
         };
         // SAFETY: threads write disjoint parts of `to`, and nobody reads it before the next barrier.
-        unsafe { linear.matrix.multiply(team, &input, &output) };
+        unsafe {
+            let next = next.map(|next| &next.matrix);
+            linear.matrix.multiply_before(team, &input, &output, next);
+        };
     }
 
     /// Add a product to the residual stream, normalized first where there is a norm.
@@ -301,11 +337,12 @@ impl<'a> Region<'a> {
         from: Rows<'_>,
         quantized: Option<&Activations>,
         norm: Option<&[f32]>,
+        next: Option<&Linear>,
     ) {
         let Some(gain) = norm else {
-            return self.multiply(team, linear, from, quantized, self.hidden, true);
+            return self.multiply(team, linear, from, quantized, self.hidden, true, next);
         };
-        self.multiply(team, linear, from, quantized, self.product, false);
+        self.multiply(team, linear, from, quantized, self.product, false, next);
         team.barrier();
         for row in team.share(self.num_tokens(), 1) {
             // SAFETY: nobody writes `product` now, and each row is added by one thread.

@@ -1,10 +1,14 @@
-//! Small functions over rows of f32: norms, rotations, activations. Plain loops, which the compiler makes vectors of.
+//! Small functions over rows of f32: norms, rotations, activations. Plain loops, which the compiler makes vectors of, as
+//! wide as the machine has them; never fused multiply-adds, so that every machine gets the same bits.
 
 use super::description::{Activation, Rope};
+use crate::isa::Isa;
+use crate::simd::{Simd, by_isa};
 
 const LANES: usize = 8;
 
 /// Sum of squares, in eight lanes. In f64: a model's few massive activations would swallow the squares of the others.
+#[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f64 {
     let square = |x: &f32| f64::from(*x) * f64::from(*x);
     let mut lanes = [0.0f64; LANES];
@@ -18,8 +22,29 @@ fn sum_of_squares(x: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest
 }
 
+by_isa! {
+    fn norm[](x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) -> () = floats (rms_norm_of)
+}
+by_isa! {
+    fn gate[](activation: Activation, gate: &mut [f32], up: &[f32]) -> () = floats (gated_of)
+}
+
 /// x / rms(x) * gain into `out`.
 pub fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+    // SAFETY: the best instructions are the machine's.
+    unsafe { norm(Isa::best())(x, gain, eps, out) }
+}
+
+/// act(gate) * up into `gate`.
+pub fn gated(activation: Activation, gate_row: &mut [f32], up: &[f32]) {
+    // SAFETY: as above.
+    unsafe { gate(Isa::best())(activation, gate_row, up) }
+}
+
+/// # Safety
+/// None: as `by_isa` has it.
+#[inline(always)]
+unsafe fn rms_norm_of<S: Simd>(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
     let factor = inverse_rms(x, eps);
     for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
         *out = x * factor * gain;
@@ -42,6 +67,7 @@ pub fn rms_norm_in_place(x: &mut [f32], gain: &[f32], eps: f32) {
     }
 }
 
+#[inline(always)]
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     (1.0 / (sum_of_squares(x) / x.len() as f64 + f64::from(eps)).sqrt()) as f32
 }
@@ -66,8 +92,10 @@ pub fn rotate(head: &mut [f32], cos_sin: &[f32]) {
     }
 }
 
-/// act(gate) * up into `gate`.
-pub fn gated(activation: Activation, gate: &mut [f32], up: &[f32]) {
+/// # Safety
+/// As `rms_norm_of`.
+#[inline(always)]
+unsafe fn gated_of<S: Simd>(activation: Activation, gate: &mut [f32], up: &[f32]) {
     let pairs = gate.iter_mut().zip(up);
     match activation {
         Activation::Silu => pairs.for_each(|(g, u)| *g = *g / (1.0 + exp(-*g)) * u),
@@ -92,7 +120,7 @@ pub fn cap(x: &mut [f32], cap: f32) {
 }
 
 /// e^x without branches, relative error below 3e-7.
-#[inline]
+#[inline(always)]
 pub fn exp(x: f32) -> f32 {
     let scaled = (x * std::f32::consts::LOG2_E).clamp(-126.0, 127.0);
     // Adding 1.5 * 2^23 rounds to an integer, which the low bits then hold.
@@ -113,11 +141,13 @@ pub fn exp(x: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
+#[inline(always)]
 fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp(2.0 * x.clamp(-15.0, 15.0)) + 1.0)
 }
 
 /// The error function by Abramowitz and Stegun 7.1.26 in f64, absolute error below 1.5e-7.
+#[inline(always)]
 fn erf(x: f32) -> f32 {
     let z = f64::from(x.abs());
     let t = 1.0 / (1.0 + 0.327_591_1 * z);

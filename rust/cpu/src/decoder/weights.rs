@@ -6,6 +6,7 @@ use super::description::Description;
 use super::error::DecoderError;
 use crate::matrix::Matrix;
 use crate::matrix::format::Format;
+use crate::pool::ThreadPool;
 
 /// The layer of what belongs to none.
 pub const TOP: i32 = -1;
@@ -69,13 +70,23 @@ impl Weights {
 }
 
 /// Tensors on their way into a decoder.
-#[derive(Default)]
 pub struct WeightsBuilder {
+    /// Packs matrices.
+    pool: ThreadPool,
     matrices: HashMap<(i32, String), Matrix>,
     vectors: HashMap<(i32, String), Vec<f32>>,
 }
 
 impl WeightsBuilder {
+    /// Matrices are packed by so many threads.
+    pub fn new(num_threads: usize) -> Self {
+        Self {
+            pool: ThreadPool::new(num_threads),
+            matrices: HashMap::new(),
+            vectors: HashMap::new(),
+        }
+    }
+
     /// A matrix `[n, k]`, kept in its own format or, if that is one of floats or `keep` is f32, in the format `keep`.
     pub fn matrix(
         &mut self,
@@ -87,14 +98,15 @@ impl WeightsBuilder {
         k: usize,
         keep: Option<Format>,
     ) -> Result<(), DecoderError> {
+        let pool = Some(&self.pool);
         let matrix = match keep {
             Some(keep) if keep.is_integer() && !format.is_integer() => {
-                Matrix::quantize(keep, format, bytes, n, k)?
+                Matrix::quantize_on(pool, keep, format, bytes, n, k)?
             }
             Some(Format::F32) if format != Format::F32 => {
-                widened(&Matrix::pack(format, bytes, n, k)?)?
+                widened(pool, &Matrix::pack_on(pool, format, bytes, n, k)?)?
             }
-            _ => Matrix::pack(format, bytes, n, k)?,
+            _ => Matrix::pack_on(pool, format, bytes, n, k)?,
         };
         self.matrices.insert((layer, role.to_owned()), matrix);
         Ok(())
@@ -232,12 +244,12 @@ fn missing(layer: i32, role: &str) -> DecoderError {
 }
 
 /// The matrix with its values as f32.
-fn widened(matrix: &Matrix) -> Result<Matrix, DecoderError> {
+fn widened(pool: Option<&ThreadPool>, matrix: &Matrix) -> Result<Matrix, DecoderError> {
     let (n, k) = (matrix.n(), matrix.k());
     let (mut bytes, mut row) = (Vec::with_capacity(4 * n * k), vec![0.0f32; k]);
     for index in 0..n {
         matrix.row(index, &mut row);
         bytes.extend(row.iter().flat_map(|x| x.to_ne_bytes()));
     }
-    Ok(Matrix::pack(Format::F32, &bytes, n, k)?)
+    Ok(Matrix::pack_on(pool, Format::F32, &bytes, n, k)?)
 }

@@ -1,5 +1,6 @@
 //! Tiles of a product of float weights: widened to f32 on the way in, everything f32.
 
+use super::ahead::{NEAR, STEP};
 use super::format::{Format, GROUP};
 use super::kind::Kind;
 use super::product::{Product, Tile};
@@ -10,7 +11,7 @@ use crate::simd::{Simd, prefetch};
 /// # Safety
 /// `LANES` numbers of `K`'s format are readable; the machine has `S`'s instructions.
 #[inline(always)]
-unsafe fn widen<S: Simd, K: Kind>(source: *const u8) -> S::V {
+pub unsafe fn widen<S: Simd, K: Kind>(source: *const u8) -> S::V {
     // SAFETY: the caller's.
     unsafe {
         match K::FORMAT {
@@ -67,21 +68,27 @@ pub unsafe fn tile<S: Simd, K: Kind, const M: usize, const J: usize>(
             std::array::from_fn(|j| matrix.numbers(group(j)).add(lane(j) * bytes));
         let x: [*const f32; M] = std::array::from_fn(|m| product.x.add((tile.row + m) * k));
         let mut sums = [[S::splat(0.0); J]; M];
-        for column in tile.columns.clone() {
-            if M == 1 {
-                for j in (0..J).step_by(S::PARTS) {
-                    prefetch(
-                        weights[j].wrapping_add(column * GROUP * bytes + 4096),
-                        GROUP * bytes,
-                    );
+        let mut ahead = tile.ahead;
+        product.expect::<S, M, J>(tile);
+        let mut start = tile.columns.start;
+        while start < tile.columns.end {
+            if M > 1 {
+                ahead.ask::<J, S>();
+            }
+            // How many is hidden from the compiler: it would unroll the loop and run out of registers.
+            let end = tile.columns.end.min(start + STEP);
+            for column in start..end {
+                if M == 1 {
+                    // A row takes so little time that it asks evenly.
+                    for j in (0..J).step_by(S::PARTS) {
+                        let near = weights[j].wrapping_add(column * GROUP * bytes + NEAR);
+                        prefetch(near, GROUP * bytes);
+                    }
                 }
+                add::<S, K, M, J>(&mut sums, &x, &weights, column);
             }
-            add::<S, K, M, J>(&mut sums, &x, &weights, column);
+            start = end;
         }
-        for m in 0..M {
-            for j in 0..J {
-                product.finish::<S>(tile, m, group(j) * GROUP + lane(j), sums[m][j]);
-            }
-        }
+        product.finish_all::<S, M, J>(tile, sums);
     }
 }

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::ahead::{Ahead, Coming};
 use super::format::{Format, GROUP};
 use super::kind::{Kind, Of};
 use super::pass::{Passes, Size, lone, may_be_wide};
@@ -25,6 +26,7 @@ pub unsafe fn run(
     matrix: &Matrix,
     input: &Input<'_>,
     output: &Output<'_>,
+    next: Option<Coming>,
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
@@ -34,6 +36,7 @@ pub unsafe fn run(
         x: input.x.as_ptr(),
         quantized: input.quantized.unwrap_or(&NONE),
         output,
+        next,
     };
     // SAFETY: the caller's.
     unsafe { (matrix.run)(&product, rows, columns) };
@@ -126,7 +129,11 @@ macro_rules! tiles {
                 packed::prefetch_start::<K>(product.matrix, columns.start / GROUP);
             }
             // A closure in place of these loops' bodies would not be compiled for the instructions.
-            for pass in Passes::of::<K>(product.matrix.k(), const { $size::<S, K>() }, rows, columns) {
+            let mut passes = Passes::of::<K>(product.matrix.k(), const { $size::<S, K>() }, rows, columns);
+            let mut next = passes.next();
+            while let Some(pass) = next {
+                next = passes.next();
+                let coming = next.as_ref().map(|next| Coming::pass::<K>(product.matrix, next)).or(product.next);
                 let panel = if const { $is_integer } && (pass.num_tiles > 1 || pass.rows.len() >= S::PANEL_ROWS) {
                     // SAFETY: as below.
                     unsafe { panel::unpack::<S, K>(product, &pass) }
@@ -134,7 +141,12 @@ macro_rules! tiles {
                     std::ptr::null()
                 };
                 for index in 0..pass.num_tiles {
-                    let (tile, num_rows) = pass.tile(index, panel);
+                    let ahead = if const { $is_integer } {
+                        Ahead::NONE
+                    } else {
+                        Ahead::new::<K>(product.matrix, &pass, coming, index)
+                    };
+                    let (tile, num_rows) = pass.tile(index, panel, ahead);
                     // SAFETY: the caller's; a pass is within rows and columns.
                     unsafe {
                         // A tile that no pass has is not compiled.

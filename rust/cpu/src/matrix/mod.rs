@@ -4,9 +4,11 @@
 //! Integer formats multiply int8 activations (activations.rs) exactly in integers and add the blocks up in f32; float
 //! formats are widened and everything is f32.
 
+mod ahead;
 mod float;
 pub mod format;
 mod integer;
+mod interleave;
 mod kernels;
 mod kind;
 mod pack;
@@ -17,6 +19,8 @@ mod product;
 mod quantize;
 
 use std::ops::Range;
+
+use ahead::Coming;
 
 use crate::activations::{Activations, BLOCK};
 use crate::chunks::Piece;
@@ -130,13 +134,35 @@ impl Matrix {
     /// # Panics
     /// Sizes of input or output do not fit the matrix.
     pub unsafe fn multiply(&self, team: &Team<'_>, input: &Input<'_>, output: &Output<'_>) {
+        // SAFETY: the caller's.
+        unsafe { self.multiply_before(team, input, output, None) };
+    }
+
+    /// The same where the thread multiplies as many rows with `next` soon, so that its first weights are asked for meanwhile.
+    ///
+    /// # Safety
+    /// As `multiply`.
+    ///
+    /// # Panics
+    /// As `multiply`.
+    pub unsafe fn multiply_before(
+        &self,
+        team: &Team<'_>,
+        input: &Input<'_>,
+        output: &Output<'_>,
+        next: Option<&Matrix>,
+    ) {
         self.check(input, output);
         let (rows, columns) = self.part(team, input.rows);
         if rows.is_empty() || columns.is_empty() {
             return;
         }
+        let first = |next: &Matrix| {
+            let (_, columns) = next.part(team, input.rows);
+            (!columns.is_empty()).then(|| Coming::first(next, columns.start / GROUP))
+        };
         // SAFETY: sizes are checked; the caller's promise.
-        unsafe { kernels::run(self, input, output, rows, columns) };
+        unsafe { kernels::run(self, input, output, next.and_then(first), rows, columns) };
     }
 
     /// The product of `x` `[rows, k]` on all threads of a pool, into `out` `[rows, n]`: for tests and lone products.

@@ -1,12 +1,18 @@
 //! From source bytes to the packed form, and one row back.
 
 use super::format::{Format, GROUP};
+use super::interleave::interleave;
 use super::{Matrix, kernels};
 use crate::chunks::Piece;
 use crate::element::{Bf16, Element, F16};
 use crate::error::KernelError;
 use crate::formats::{gguf, planes, scales};
 use crate::isa::Isa;
+use crate::pool::{Team, ThreadPool};
+use crate::shared::Shared;
+
+/// Packs a group: its index, and the places of its numbers and scales.
+type PackGroup<'a> = &'a (dyn Fn(usize, &mut [u8], &mut [u8]) + Sync);
 
 impl Matrix {
     /// Pack a weight `[n, k]` from its bytes as a GGUF or safetensors file holds them (row-major, little-endian). They may
@@ -15,11 +21,34 @@ impl Matrix {
     /// # Errors
     /// A size is zero or too large, `k` is not a multiple of the format's block, or there are not as many bytes as that.
     pub fn pack(format: Format, bytes: &[u8], n: usize, k: usize) -> Result<Matrix, KernelError> {
+        Matrix::pack_on(None, format, bytes, n, k)
+    }
+
+    /// The same by a pool's threads.
+    ///
+    /// # Errors
+    /// As `pack`.
+    pub fn pack_on(
+        pool: Option<&ThreadPool>,
+        format: Format,
+        bytes: &[u8],
+        n: usize,
+        k: usize,
+    ) -> Result<Matrix, KernelError> {
         let row_bytes = format.check_bytes(bytes, n, k)?;
         let mut matrix = Matrix::empty(format, n, k)?;
-        for (row, source) in bytes.chunks_exact(row_bytes).enumerate() {
-            matrix.put_row(row, source);
-        }
+        let interleave = (!format.is_integer()).then(|| interleave(format, Isa::best()));
+        matrix.fill(pool, &|group, numbers, scales| {
+            let first = group * GROUP;
+            let rows = &bytes[first * row_bytes..(first + GROUP).min(n) * row_bytes];
+            if let Some(interleave) = interleave.filter(|_| first + GROUP <= n) {
+                // SAFETY: 16 rows of k numbers, and a group's place; the machine has the instructions.
+                return unsafe { interleave(rows.as_ptr(), k, numbers.as_mut_ptr()) };
+            }
+            for (lane, source) in rows.chunks_exact(row_bytes).enumerate() {
+                put_row(format, numbers, scales, lane, source);
+            }
+        });
         if format == Format::Int8 {
             matrix.put_channel_scales(&vec![1.0; n]);
         }
@@ -77,22 +106,27 @@ impl Matrix {
         })
     }
 
-    pub(super) fn put_row(&mut self, row: usize, source: &[u8]) {
-        let (group, lane) = (row / GROUP, row % GROUP);
-        let numbers = &mut self.numbers.as_mut()[group * self.stride..][..self.stride];
-        match self.format {
-            Format::F32 => put_floats::<4>(numbers, lane, source),
-            Format::Bf16 | Format::F16 => put_floats::<2>(numbers, lane, source),
-            format => {
-                let scales = &mut self.scales.as_mut()[group * self.scale_stride..];
-                put_integers(
-                    format,
-                    numbers,
-                    &mut scales[..self.scale_stride],
-                    lane,
-                    source,
-                );
+    /// Pack every group, by a pool's threads.
+    pub(super) fn fill(&mut self, pool: Option<&ThreadPool>, pack: PackGroup<'_>) {
+        let (num_groups, stride, scale_stride) =
+            (self.n.div_ceil(GROUP), self.stride, self.scale_stride);
+        let numbers = Shared::new(self.numbers.as_mut());
+        let scales = Shared::new(self.scales.as_mut());
+        let part = |team: &Team<'_>| {
+            for group in team.share(num_groups, 1) {
+                // SAFETY: each group is one thread's.
+                let (numbers, scales) = unsafe {
+                    (
+                        numbers.part_mut(group * stride..(group + 1) * stride),
+                        scales.part_mut(group * scale_stride..(group + 1) * scale_stride),
+                    )
+                };
+                pack(group, numbers, scales);
             }
+        };
+        match pool {
+            Some(pool) => pool.run(&part),
+            None => part(&Team::solo()),
         }
     }
 
@@ -126,6 +160,21 @@ impl Matrix {
                 }
             }
         }
+    }
+}
+
+/// Store a row as row `lane` of a group.
+pub(super) fn put_row(
+    format: Format,
+    numbers: &mut [u8],
+    scales: &mut [u8],
+    lane: usize,
+    source: &[u8],
+) {
+    match format {
+        Format::F32 => put_floats::<4>(numbers, lane, source),
+        Format::Bf16 | Format::F16 => put_floats::<2>(numbers, lane, source),
+        _ => put_integers(format, numbers, scales, lane, source),
     }
 }
 

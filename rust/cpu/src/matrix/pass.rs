@@ -2,15 +2,19 @@
 
 use std::ops::Range;
 
+use super::ahead::Ahead;
 use super::format::GROUP;
 use super::kind::Kind;
 use super::product::Tile;
 
 /// Bytes of the input's rows that stay in the second-level cache while all weights pass by.
 const ROWS_BYTES: usize = 384 << 10;
-/// Columns of which a group's weights stay in the first-level cache while rows pass by: whole blocks of every format.
+/// Columns of which a group's unpacked integers stay in the first-level cache while rows pass by.
 const INTEGER_COLUMNS: usize = 2048;
-const FLOAT_COLUMNS: usize = 256;
+/// Floats may come from the second-level cache, whose speed suffices: longer pieces add to the output less often.
+pub const FLOAT_COLUMNS: usize = 640;
+/// Pieces are whole blocks of every integer format, or as many floats.
+const UNIT: (usize, usize) = (256, 32);
 
 /// Rows and groups of a tile that registers hold.
 pub type Size = (usize, usize);
@@ -43,13 +47,14 @@ pub struct Pass {
 impl Pass {
     /// Tile `index`, and its rows. Tiles are of nearly the same size: a last one of one row would cost as much as a full
     /// one.
-    pub fn tile(&self, index: usize, panel: *const f32) -> (Tile, usize) {
+    pub fn tile(&self, index: usize, panel: *const f32, ahead: Ahead) -> (Tile, usize) {
         let at = |i: usize| self.rows.start + self.rows.len() * i / self.num_tiles;
         let tile = Tile {
             row: at(index),
             group: self.group,
             columns: self.columns.clone(),
             panel,
+            ahead,
         };
         (tile, at(index + 1) - at(index))
     }
@@ -75,10 +80,10 @@ pub struct Passes {
 
 impl Passes {
     pub fn of<K: Kind>(k: usize, size: Size, rows: Range<usize>, columns: Range<usize>) -> Passes {
-        let (bytes, most) = if K::FORMAT.is_integer() {
-            (1, INTEGER_COLUMNS)
+        let (bytes, most, unit) = if K::FORMAT.is_integer() {
+            (1, INTEGER_COLUMNS, UNIT.0)
         } else {
-            (4, FLOAT_COLUMNS)
+            (4, FLOAT_COLUMNS, UNIT.1)
         };
         let groups = columns.start / GROUP..columns.end.div_ceil(GROUP);
         Passes {
@@ -87,7 +92,7 @@ impl Passes {
                 .max(size.0),
             is_integer: K::FORMAT.is_integer(),
             // Pieces of nearly the same size.
-            piece: k.div_ceil(k.div_ceil(most)).next_multiple_of(256),
+            piece: k.div_ceil(k.div_ceil(most)).next_multiple_of(unit),
             row: rows.start,
             group: groups.start,
             column: 0,
@@ -156,7 +161,9 @@ mod tests {
             let mut seen = vec![0; num_rows * groups.end];
             for pass in Passes::of::<Of<4>>(k, size, 0..num_rows, columns) {
                 let mut row = pass.rows.start;
-                for (tile, rows) in (0..pass.num_tiles).map(|i| pass.tile(i, std::ptr::null())) {
+                for (tile, rows) in
+                    (0..pass.num_tiles).map(|i| pass.tile(i, std::ptr::null(), Ahead::NONE))
+                {
                     assert!(rows >= 1 && rows <= if pass.is_wide { size.0 } else { lone(size) });
                     assert_eq!((tile.row, tile.group), (row, pass.group));
                     assert!(tile.columns.start.is_multiple_of(256));

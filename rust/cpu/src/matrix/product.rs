@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use super::ahead::{Ahead, Coming};
 use super::format::GROUP;
 use super::{Matrix, Output};
 use crate::activations::Activations;
-use crate::simd::Simd;
+use crate::simd::{Simd, prefetch};
 
 /// A checked product, as kernels see it.
 pub struct Product<'a> {
@@ -14,6 +15,8 @@ pub struct Product<'a> {
     pub x: *const f32,
     pub quantized: &'a Activations,
     pub output: &'a Output<'a>,
+    /// What this thread multiplies with behind it, as far as that is known.
+    pub next: Option<Coming>,
 }
 
 /// Where a tile starts, and the columns of the input that it adds up: those from 0 on overwrite the output (unless it is
@@ -24,9 +27,70 @@ pub struct Tile {
     pub columns: Range<usize>,
     /// The weights unpacked (panel.rs), or null.
     pub panel: *const f32,
+    /// Float weights to be asked for.
+    pub ahead: Ahead,
 }
 
 impl Product<'_> {
+    /// Ask for the places of the results of a tile of M rows and J vectors: rows lie far apart, often in the same sets of the
+    /// caches.
+    #[inline(always)]
+    pub fn expect<S: Simd, const M: usize, const J: usize>(&self, tile: &Tile) {
+        let output = self.output;
+        let first = output.to.address(0).wrapping_add(self.place(tile, 0));
+        for m in 0..M {
+            prefetch(first.wrapping_add(m * output.stride), J * S::LANES);
+        }
+    }
+
+    /// Of the first result of row `m` of a tile.
+    fn place(&self, tile: &Tile, m: usize) -> usize {
+        (tile.row + m) * self.output.stride + self.output.column + tile.group * GROUP
+    }
+
+    /// Take the results of a tile of M rows and J vectors.
+    ///
+    /// # Safety
+    /// They are this thread's; the machine has `S`'s instructions.
+    #[inline(always)]
+    pub unsafe fn finish_all<S: Simd, const M: usize, const J: usize>(
+        &self,
+        tile: &Tile,
+        mut sums: [[S::V; J]; M],
+    ) {
+        let (output, first) = (self.output, tile.group * GROUP);
+        let is_first = tile.columns.start == 0;
+        // SAFETY: the caller's; the output holds every row's n results (`Matrix::check`), the bias n.
+        unsafe {
+            if first + J * S::LANES > self.matrix.n() {
+                for m in 0..M {
+                    for j in 0..J {
+                        self.finish::<S>(tile, m, first + j * S::LANES, sums[m][j]);
+                    }
+                }
+                return;
+            }
+            if let Some(bias) = output.bias.filter(|_| is_first) {
+                for j in 0..J {
+                    let bias = S::load(bias.as_ptr().add(first + j * S::LANES));
+                    for m in 0..M {
+                        sums[m][j] = S::add(sums[m][j], bias);
+                    }
+                }
+            }
+            let target = output.to.address(self.place(tile, 0));
+            for m in 0..M {
+                for j in 0..J {
+                    let target = target.add(m * output.stride + j * S::LANES);
+                    if output.add || !is_first {
+                        sums[m][j] = S::add(sums[m][j], S::load(target));
+                    }
+                    S::store(target, sums[m][j]);
+                }
+            }
+        }
+    }
+
     /// Take the results of row `m` of a tile and the outputs from `first` on, those of one vector.
     ///
     /// # Safety

@@ -1,9 +1,11 @@
 //! Float weights made into small integers when they are loaded.
 
 use super::Matrix;
-use super::format::Format;
+use super::format::{Format, GROUP};
+use super::pack::put_row;
 use crate::element::{Bf16, Element, F16, Rounded};
 use crate::error::KernelError;
+use crate::pool::ThreadPool;
 
 /// Columns of a block.
 const BLOCK: usize = 32;
@@ -17,6 +19,21 @@ impl Matrix {
     /// # Errors
     /// As `pack`; or `source` is no float format, or `format` none of the four.
     pub fn quantize(
+        format: Format,
+        source: Format,
+        bytes: &[u8],
+        n: usize,
+        k: usize,
+    ) -> Result<Matrix, KernelError> {
+        Matrix::quantize_on(None, format, source, bytes, n, k)
+    }
+
+    /// The same by a pool's threads.
+    ///
+    /// # Errors
+    /// As `quantize`.
+    pub fn quantize_on(
+        pool: Option<&ThreadPool>,
         format: Format,
         source: Format,
         bytes: &[u8],
@@ -38,20 +55,23 @@ impl Matrix {
         let width = source.check_bytes(bytes, n, k)?;
         format.row_bytes(k)?;
         let mut matrix = Matrix::empty(format, n, k)?;
-        let (mut values, mut row_bytes, mut scales) = (vec![0.0; k], vec![], vec![]);
-        for (row, source_bytes) in bytes.chunks_exact(width).enumerate() {
-            widen(source, source_bytes, &mut values);
-            row_bytes.clear();
-            if format == Format::Int8 {
-                scales.push(encode(&values, &mut row_bytes));
-            } else {
-                for block in values.chunks_exact(BLOCK) {
-                    encode(block, &mut row_bytes);
+        matrix.fill(pool, &|group, numbers, scales| {
+            let (mut values, mut row_bytes) = (vec![0.0; k], vec![]);
+            let rows = bytes[group * GROUP * width..].chunks_exact(width);
+            for (lane, source_bytes) in rows.take(GROUP).enumerate() {
+                widen(source, source_bytes, &mut values);
+                row_bytes.clear();
+                if format == Format::Int8 {
+                    let scale = encode(&values, &mut row_bytes);
+                    scales[4 * lane..][..4].copy_from_slice(&scale.to_le_bytes());
+                } else {
+                    for block in values.chunks_exact(BLOCK) {
+                        encode(block, &mut row_bytes);
+                    }
                 }
+                put_row(format, numbers, scales, lane, &row_bytes);
             }
-            matrix.put_row(row, &row_bytes);
-        }
-        matrix.put_channel_scales(&scales);
+        });
         Ok(matrix)
     }
 }
