@@ -27,17 +27,22 @@ use plan::{Item, Plan};
 /// Floats behind the partial results, so that whole vectors may be read of them.
 const PADDING: usize = GROUP;
 
-/// Compute one item on this thread.
-type Run = unsafe fn(&Call<'_>, &Item, &mut Scratch);
+/// Compute one item on this thread, which is likely to get the other one then.
+type Run = unsafe fn(&Call<'_>, &Item, Option<&Item>, &mut Scratch);
 
 /// # Safety
 /// `E` is the cache's dtype and the machine has `S`'s instructions.
 #[inline(always)]
-unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+unsafe fn run<S: Simd, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    next: Option<&Item>,
+    scratch: &mut Scratch,
+) {
     // SAFETY: the caller's.
     unsafe {
         if item.num_pairs() <= narrow::MAX_PAIRS && call.args.head_dim.is_multiple_of(S::LANES) {
-            narrow::run::<S, E>(call, item, scratch);
+            narrow::run::<S, E>(call, item, next, scratch);
         } else {
             wide::run::<S, E>(call, item, scratch);
         }
@@ -46,7 +51,7 @@ unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut S
 }
 
 by_isa! {
-    fn select[E: Element](call: &Call<'_>, item: &Item, scratch: &mut Scratch) -> () = floats (run)
+    fn select[E: Element](call: &Call<'_>, item: &Item, next: Option<&Item>, scratch: &mut Scratch) -> () = floats (run)
 }
 
 /// Of a cache's dtype.
@@ -66,10 +71,16 @@ fn kernel(dtype: CacheDtype, isa: Isa) -> Run {
 /// all threads of the call have the same `next`, 0 at first.
 unsafe fn run_items(call: &Call<'_>, run: Run, next: &AtomicUsize) {
     with_scratch(|scratch| {
-        while let Some(item) = call.plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let items = &call.plan.items;
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else {
+                break;
+            };
             debug_assert!(item.num_pairs() <= MAX_ROWS);
+            let next = items.get(index + call.args.num_threads);
             // SAFETY: the caller's.
-            unsafe { run(call, item, scratch) };
+            unsafe { run(call, item, next, scratch) };
         }
     });
 }

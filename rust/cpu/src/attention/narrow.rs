@@ -25,7 +25,7 @@ struct Work<'a, E> {
     /// Keys of the chunk's positions from its multiple of `CHUNK` on; the first `skipped` are not the item's.
     keys: &'a [*const E],
     skipped: usize,
-    /// Those of the next chunk: pages lie anywhere in memory, where no hardware prefetcher finds them.
+    /// Those of the next chunk, or of the next item's first: pages lie anywhere in memory, where no hardware prefetcher finds them.
     next: &'a [*const E],
     value_offset: usize,
     dim: usize,
@@ -36,18 +36,23 @@ struct Work<'a, E> {
 /// # Safety
 /// `E` is the call's dtype, the machine has `S`'s instructions, `S::LANES` divides `head_dim`, the item is of the plan.
 #[inline(always)]
-pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+pub unsafe fn run<S: Simd, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    next: Option<&Item>,
+    scratch: &mut Scratch,
+) {
     // SAFETY: the caller's.
     unsafe {
         match item.num_pairs() {
-            1 => run_pairs::<S, E, 1>(call, item, scratch),
-            2 => run_pairs::<S, E, 2>(call, item, scratch),
-            3 => run_pairs::<S, E, 3>(call, item, scratch),
-            4 => run_pairs::<S, E, 4>(call, item, scratch),
-            5 => run_pairs::<S, E, 5>(call, item, scratch),
-            6 => run_pairs::<S, E, 6>(call, item, scratch),
-            7 => run_pairs::<S, E, 7>(call, item, scratch),
-            _ => run_pairs::<S, E, 8>(call, item, scratch),
+            1 => run_pairs::<S, E, 1>(call, item, next, scratch),
+            2 => run_pairs::<S, E, 2>(call, item, next, scratch),
+            3 => run_pairs::<S, E, 3>(call, item, next, scratch),
+            4 => run_pairs::<S, E, 4>(call, item, next, scratch),
+            5 => run_pairs::<S, E, 5>(call, item, next, scratch),
+            6 => run_pairs::<S, E, 6>(call, item, next, scratch),
+            7 => run_pairs::<S, E, 7>(call, item, next, scratch),
+            _ => run_pairs::<S, E, 8>(call, item, next, scratch),
         }
     }
 }
@@ -58,6 +63,7 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
 unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
     call: &Call<'_>,
     item: &Item,
+    next: Option<&Item>,
     scratch: &mut Scratch,
 ) {
     let dim = call.args.head_dim;
@@ -70,7 +76,7 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
         load_queries::<S, M>(call, item, query);
         for positions in segments(item.low, item.high) {
             let is_last = positions.end == item.high;
-            let seen = segment::<S, E, M>(call, item, positions, (query, out, score));
+            let seen = segment::<S, E, M>(call, item, next, positions, (query, out, score));
             for m in 0..M {
                 let (out, total) = (out.add(m * dim), total.add(m * dim));
                 let Some(before) = &mut totals[m] else {
@@ -131,6 +137,7 @@ unsafe fn load_queries<S: Simd, const M: usize>(call: &Call<'_>, item: &Item, qu
 unsafe fn segment<S: Simd, E: Element, const M: usize>(
     call: &Call<'_>,
     item: &Item,
+    next_item: Option<&Item>,
     positions: Range<usize>,
     (query, out, score): (*mut f32, *mut f32, *mut f32),
 ) -> [Seen<S>; M] {
@@ -151,6 +158,10 @@ unsafe fn segment<S: Simd, E: Element, const M: usize>(
             next_end = positions.end.min(chunk.end + CHUNK);
             (next_skipped, next_count) = (0, next_end - chunk.end);
             call.keys(item, chunk.end, &mut next[..next_count]);
+            if let Some(other) = next_item.filter(|_| chunk.end == item.high) {
+                next_count = CHUNK.min(other.high - other.low);
+                call.keys(other, other.low, &mut next[..next_count]);
+            }
             let work = Work {
                 query,
                 out,

@@ -109,7 +109,7 @@ impl Plan {
             }
         }
         self.num_used_tokens = token;
-        self.add_items(args, args.num_heads / args.num_kv_heads);
+        self.add_items(args);
         self.split_long(args);
         Ok(())
     }
@@ -142,26 +142,33 @@ impl Plan {
         Ok(())
     }
 
-    /// Cut the rows into items, one KV head after the other: what rows share of a head's keys stays in the second-level cache.
-    fn add_items(&mut self, args: &AttentionArgs, group: usize) {
-        for kv_head in 0..args.num_kv_heads {
-            for (index, row) in self.rows.iter().enumerate() {
-                // Late tiles see the most keys: first, so that no thread is left with a long one at the end.
-                let num_pairs = row.num_queries * group;
-                for tile in (0..num_pairs.div_ceil(MAX_ROWS)).rev() {
-                    let (first, last) = (tile * MAX_ROWS, num_pairs.min((tile + 1) * MAX_ROWS));
-                    self.items.push(Item {
-                        row: index,
-                        kv_head,
-                        first,
-                        last,
-                        low: first_visible(row.position + first / group, args.window),
-                        high: row.position + (last - 1) / group + 1,
-                        split: None,
-                        partial: 0,
-                    });
+    /// Cut the rows into items, row by row; those that begin with the same block one KV head after the other, so that the
+    /// keys that they share stay in the second-level cache.
+    fn add_items(&mut self, args: &AttentionArgs) {
+        let group = args.num_heads / args.num_kv_heads;
+        let block = |row: &Row| (row.first_block, self.blocks.get(row.block_start));
+        let mut index = 0;
+        for rows in self.rows.chunk_by(|a, b| block(a) == block(b)) {
+            for kv_head in 0..args.num_kv_heads {
+                for (i, row) in rows.iter().enumerate() {
+                    // Late tiles see the most keys: first, so that no thread is left with a long one at the end.
+                    let num_pairs = row.num_queries * group;
+                    for tile in (0..num_pairs.div_ceil(MAX_ROWS)).rev() {
+                        let (first, last) = (tile * MAX_ROWS, num_pairs.min((tile + 1) * MAX_ROWS));
+                        self.items.push(Item {
+                            row: index + i,
+                            kv_head,
+                            first,
+                            last,
+                            low: first_visible(row.position + first / group, args.window),
+                            high: row.position + (last - 1) / group + 1,
+                            split: None,
+                            partial: 0,
+                        });
+                    }
                 }
             }
+            index += rows.len();
         }
     }
 

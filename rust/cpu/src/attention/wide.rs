@@ -101,7 +101,7 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
     let (mut keys, mut values) = ([NO_KEY; CHUNK], [std::ptr::null::<f32>(); CHUNK]);
     // SAFETY: buffers are as large as their indices; the call's addresses are checked by the plan.
     unsafe {
-        load_queries(call, item, &work);
+        load_queries::<S>(call, item, &work);
         for positions in segments(item.low, item.high) {
             let is_first = positions.start == item.low;
             reset::<S>(&work);
@@ -133,25 +133,40 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
     }
 }
 
-/// Transpose and scale the queries.
+/// Transpose and scale the queries, by squares where whole vectors of dimensions are left.
 ///
 /// # Safety
 /// As `run`.
 #[inline(always)]
-unsafe fn load_queries(call: &Call<'_>, item: &Item, work: &Work) {
-    // SAFETY: i < stride, d < dim.
+unsafe fn load_queries<S: Simd>(call: &Call<'_>, item: &Item, work: &Work) {
+    let (pairs, whole) = (item.num_pairs(), work.dim - work.dim % S::LANES);
+    // SAFETY: i < stride, which LANES divides; d < dim.
     unsafe {
-        for i in 0..work.stride {
-            let pair = (item.first + i).min(item.last - 1);
-            for d in 0..work.dim {
-                let q = if i < item.num_pairs() {
-                    call.query_number(item, pair, d) * call.q_scale
-                } else {
-                    0.0
-                };
-                work.query.add(d * work.stride + i).write(q);
+        for first in (0..work.stride).step_by(S::LANES) {
+            let target = |d: usize| work.query.add(d * work.stride + first);
+            for d in (0..whole).step_by(S::LANES) {
+                let mut square = [S::splat(0.0); GROUP];
+                for i in first..pairs.min(first + S::LANES) {
+                    let q = call.query_vector::<S>(item, item.first + i, d);
+                    square[i - first] = S::mul(q, S::splat(call.q_scale));
+                }
+                let square = S::transpose(square);
+                for i in 0..S::LANES {
+                    S::store(target(d + i), square[i]);
+                }
             }
-            work.place(i).write((pair / call.group) as f32);
+            for i in first..first + S::LANES {
+                let pair = (item.first + i).min(item.last - 1);
+                for d in whole..work.dim {
+                    let q = if i < pairs {
+                        call.query_number(item, pair, d) * call.q_scale
+                    } else {
+                        0.0
+                    };
+                    target(d).add(i - first).write(q);
+                }
+                work.place(i).write((pair / call.group) as f32);
+            }
         }
     }
 }

@@ -69,17 +69,20 @@ pub unsafe fn tile<S: Simd, K: Kind, const M: usize, const J: usize>(
         let x: [*const f32; M] = std::array::from_fn(|m| product.x.add((tile.row + m) * k));
         let mut sums = [[S::splat(0.0); J]; M];
         let mut ahead = tile.ahead;
-        product.expect::<S, M, J>(tile);
+        if M > 1 {
+            product.expect::<S, M, J>(tile);
+        }
+        // One row asks column by column.
+        let step = if M == 1 { tile.columns.len() } else { STEP };
         let mut start = tile.columns.start;
         while start < tile.columns.end {
             if M > 1 {
                 ahead.ask::<J, S>();
             }
             // How many is hidden from the compiler: it would unroll the loop and run out of registers.
-            let end = tile.columns.end.min(start + STEP);
+            let end = tile.columns.end.min(start + step);
             for column in start..end {
                 if M == 1 {
-                    // A row takes so little time that it asks evenly.
                     for j in (0..J).step_by(S::PARTS) {
                         let near = weights[j].wrapping_add(column * GROUP * bytes + NEAR);
                         prefetch(near, GROUP * bytes);

@@ -11,6 +11,9 @@ use crate::isa::Isa;
 use crate::pool::{Team, ThreadPool};
 use crate::shared::Shared;
 
+/// Bytes of a matrix from which on threads share its packing: less takes about as long as waking and waiting for them.
+const SHARED_BYTES: usize = 1 << 20;
+
 /// Packs a group: its index, and the places of its numbers and scales.
 type PackGroup<'a> = &'a (dyn Fn(usize, &mut [u8], &mut [u8]) + Sync);
 
@@ -124,7 +127,7 @@ impl Matrix {
                 pack(group, numbers, scales);
             }
         };
-        match pool {
+        match pool.filter(|_| num_groups * stride >= SHARED_BYTES) {
             Some(pool) => pool.run(&part),
             None => part(&Team::solo()),
         }

@@ -12,7 +12,7 @@ const ROWS_BYTES: usize = 384 << 10;
 /// Columns of which a group's unpacked integers stay in the first-level cache while rows pass by.
 const INTEGER_COLUMNS: usize = 2048;
 /// Floats may come from the second-level cache, whose speed suffices: longer pieces add to the output less often.
-pub const FLOAT_COLUMNS: usize = 640;
+pub const FLOAT_COLUMNS: usize = 1024;
 /// Pieces are whole blocks of every integer format, or as many floats.
 const UNIT: (usize, usize) = (256, 32);
 
