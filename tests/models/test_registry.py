@@ -74,9 +74,13 @@ def test_the_memory_plan_goes_by_what_attention_is_given() -> None:
 
 
 def test_experts_without_kernels_can_not_be_captured() -> None:
-    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_local_experts": 4}
-    assert footprint(config_of("Mixtral", **sizes), torch.bfloat16).is_capturable
-    assert not footprint(config_of("Mixtral", **sizes, hidden_act="gelu"), torch.bfloat16).is_capturable
+    def is_capturable(inner: int, act: str) -> bool:
+        config = config_of("Mixtral", hidden_size=128, intermediate_size=inner, num_local_experts=4, hidden_act=act)
+        return footprint(config, torch.bfloat16).is_capturable
+
+    assert is_capturable(128, "silu")
+    assert is_capturable(128, "gelu")
+    assert not is_capturable(120, "silu"), "no multiple of 16"
 
 
 class NoAttention:
