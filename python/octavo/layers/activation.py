@@ -12,17 +12,8 @@ from torch.nn import functional as F
 from octavo.errors import ModelError
 from octavo.kernels.reference.activations import ACTIVATIONS as FUNCTIONS
 from octavo.kernels.reference.moe import clamped
+from octavo.layers.activation_names import KINDS
 
-KINDS: dict[str, str] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-}
-"""Name in config.json (`hidden_act`) -> the kernels'."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: FUNCTIONS[kind] for name, kind in KINDS.items()}
 """By their names in config.json."""
 

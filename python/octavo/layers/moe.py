@@ -25,7 +25,8 @@ from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
 from octavo.kernels.reference.squares import SIDE, dequantize_squares
 from octavo.kernels.triton.moe_table import supports, supports_eight, supports_squares
 from octavo.kernels.triton.target import runs_kernels
-from octavo.layers.activation import KINDS, ClampedActivation, GatedActivation, activation
+from octavo.layers.activation import ClampedActivation, GatedActivation, activation
+from octavo.layers.activation_names import KINDS
 from octavo.layers.fused.base import ExpertWeights
 from octavo.layers.linear import Choice, Form, dense
 from octavo.layers.quant import fp8

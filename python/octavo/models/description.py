@@ -12,19 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.layers.activation_names import KINDS
 from octavo.layers.frequencies import FREQUENCIES, RotarySpec, frequencies
 from octavo.models.config import RENAMED, NormalConfig, RopeConfig
 from octavo.models.gemma_config import NORM_SHIFT, gemma_config
 
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-"""Their names in config.json -> in the decoder."""
+ACTIVATIONS = {name: kind for name, kind in KINDS.items() if kind != "relu2"}
+"""Those that the decoder has: their names in config.json -> in the decoder."""
 
 
 @dataclass(frozen=True, slots=True)
