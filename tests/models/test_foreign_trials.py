@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from octavo.layers.activation import ACTIVATIONS
+from octavo.layers.linear import dense
+from octavo.layers.parts import Parts
 from octavo.models.transformers_experts import ACTS, ExpertsMatch, try_experts
 from octavo.models.transformers_trials import UnlikeError, try_gated_mlp, try_norm
 
@@ -212,7 +214,7 @@ def test_activations_of_experts(act: str, is_gated: bool) -> None:
     module = ManyMLPs(formula, is_gated=is_gated).requires_grad_(False)
     found = try_experts(module, GIVEN, torch.float32)
     assert found == ExpertsMatch(32, 64, 5, 3, act, is_gated)
-    slots = found.make("mlp.experts", dtype=torch.bfloat16, device=META).slots()
+    slots = found.make("mlp.experts", Parts(dense, torch.bfloat16, META)).slots()
     shapes = {name.removeprefix("mlp.experts."): list(slot.shape) for name, slot in slots.items()}
     first = {"gate_up_proj": [5, 128, 32]} if is_gated else {"up_proj": [5, 64, 32]}
     assert shapes == {**first, "down_proj": [5, 32, 64]}

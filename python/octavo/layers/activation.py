@@ -13,6 +13,7 @@ from octavo.errors import ModelError
 from octavo.kernels.reference.activations import ACTIVATIONS as FUNCTIONS
 from octavo.kernels.reference.moe import clamped
 from octavo.layers.activation_names import KINDS
+from octavo.layers.parts import Parts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: FUNCTIONS[kind] for name, kind in KINDS.items()}
 """By their names in config.json."""
@@ -49,14 +50,10 @@ class LearnedActivation(nn.Module):
     """xIELU (Huang and Schlag 2024): a parabola above 0, an exponential below, their slopes learned. The parameters are
     a checkpoint's."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
-
-        self.alpha_p, self.alpha_n = parameter(1), parameter(1)
-        self.beta, self.eps = parameter(), parameter()
+        self.alpha_p, self.alpha_n = parts.parameter(1), parts.parameter(1)
+        self.beta, self.eps = parts.parameter(), parts.parameter()
 
     def forward(self, x: Tensor) -> Tensor:
         """Of every number."""

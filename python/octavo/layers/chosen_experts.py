@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.kernels.triton.target import runs_kernels
-from octavo.layers.linear import Choice, Form, dense
+from octavo.layers.linear import Choice, Form
 from octavo.layers.moe import ExpertNames, ExpertsSpec, Merged, SparseMLP
+from octavo.layers.parts import Parts
 
 FIRST: Final = {True: "gate_up_proj", False: "up_proj"}
 """Whether experts are gated -> what checkpoints call the first product."""
@@ -22,20 +22,9 @@ FIRST: Final = {True: "gate_up_proj", False: "up_proj"}
 class ChosenExperts(SparseMLP):
     """Called with rows, the experts of each, and their weights. `name` is its place in a checkpoint."""
 
-    def __init__(
-        self,
-        name: str,
-        hidden_size: int,
-        spec: ExpertsSpec,
-        hidden_act: str,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        choose: Choice = dense,
-    ) -> None:
-        names = ExpertNames(experts=name)
-        super().__init__(hidden_size, spec, hidden_act, names, dtype=dtype, device=device, choose=choose)
-        self.router = nn.Parameter(torch.empty((0, hidden_size), dtype=dtype, device=device), requires_grad=False)
+    def __init__(self, name: str, hidden_size: int, spec: ExpertsSpec, hidden_act: str, parts: Parts) -> None:
+        super().__init__(hidden_size, spec, hidden_act, ExpertNames(experts=name), parts)
+        self.router = parts.parameter(0, hidden_size)
 
     def _form(self, choose: Choice, hidden_size: int) -> Form:
         """Tensors of all experts in one have scales of channels."""

@@ -59,9 +59,9 @@ class GatedDeltaMixer(nn.Module):
         # Too few features for 8 bits to gain anything.
         self.project_heads = parts.linear(spec.hidden_size, of_heads, choose=dense)
         self.out = parts.linear(shape.inner, {"out_proj": spec.hidden_size})
-        self.tap_ck, self.gain_d = parts.vector(shape.channels, spec.taps), parts.vector(shape.value_dim)
+        self.tap_ck, self.gain_d = parts.parameter(shape.channels, spec.taps), parts.parameter(shape.value_dim)
         heads = shape.num_value_heads
-        self.step_bias_h, self.log_decay_h = (parts.vector(heads, kept=torch.float32) for _ in range(2))
+        self.step_bias_h, self.log_decay_h = (parts.parameter(heads, kept=torch.float32) for _ in range(2))
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]. Nothing is rotated."""

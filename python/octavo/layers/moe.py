@@ -28,7 +28,8 @@ from octavo.kernels.triton.target import runs_kernels
 from octavo.layers.activation import ClampedActivation, GatedActivation, activation
 from octavo.layers.activation_names import KINDS
 from octavo.layers.fused.base import ExpertWeights
-from octavo.layers.linear import Choice, Form, dense
+from octavo.layers.linear import Choice, Form
+from octavo.layers.parts import Parts
 from octavo.layers.quant import fp8
 from octavo.layers.quant.fp8_squares import SQUARES
 from octavo.layers.sparse_mixer import sparse_mixer
@@ -156,36 +157,23 @@ def experts_activation(spec: ExpertsSpec, hidden_act: str) -> tuple[Callable[[Te
 class SparseMLP(nn.Module):
     """router and experts; see `ExpertsSpec`."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        spec: ExpertsSpec,
-        hidden_act: str,
-        names: ExpertNames,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        choose: Choice = dense,
-    ) -> None:
+    def __init__(self, hidden_size: int, spec: ExpertsSpec, hidden_act: str, names: ExpertNames, parts: Parts) -> None:
         super().__init__()
-        self.spec, self.names, self.dtype = spec, names, dtype
+        self.spec, self.names, self.dtype = spec, names, parts.dtype
         count, inner = spec.num_experts, spec.intermediate_size
         first_inner = spec.num_matrices * inner
         self.act, self.act_kind = experts_activation(spec, hidden_act)
         knows_input = not spec.routing.weighs_input or spec.top_k == 1
         self.has_kernels = knows_input and supports(hidden_size, inner, count, spec.top_k)
-        self.form = self._form(choose, hidden_size) if self.has_kernels else "wide"
+        self.form = self._form(parts.choose, hidden_size) if self.has_kernels else "wide"
         is_fp8, side = self.form != "wide", SIDE if self.form == "squares" else 1
-
-        def parameter(*shape: int, kept: torch.dtype = dtype) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, dtype=kept, device=device), requires_grad=False)
-
-        routing, exact = spec.routing, torch.float32 if spec.routing.is_exact else dtype
+        parameter, number = parts.parameter, FP8 if is_fp8 else parts.dtype
+        routing, exact = spec.routing, torch.float32 if spec.routing.is_exact else parts.dtype
         self.router = parameter(count, hidden_size, kept=exact)
         self.router_bias = parameter(count, kept=exact) if routing.has_bias else None
         self.choice_bias = parameter(count, kept=torch.float32) if routing.has_choice_bias else None
-        self.gate_up = parameter(count, first_inner, hidden_size, kept=FP8 if is_fp8 else dtype)
-        self.down = parameter(count, hidden_size, inner, kept=FP8 if is_fp8 else dtype)
+        self.gate_up = parameter(count, first_inner, hidden_size, kept=number)
+        self.down = parameter(count, hidden_size, inner, kept=number)
         self.gate_up_scale: nn.Parameter | None = None
         self.down_scale: nn.Parameter | None = None
         if is_fp8:

@@ -66,10 +66,10 @@ class StateSpaceMixer(nn.Module):
         self.project = parts.linear(spec.hidden_size, {"in_proj": sum(self.sizes)}, bias=spec.has_bias)
         has_out_bias = spec.has_bias if spec.has_out_bias is None else spec.has_out_bias
         self.out = parts.linear(inner, {"out_proj": spec.hidden_size}, bias=has_out_bias)
-        self.tap_ck = parts.vector(channels, spec.taps)
-        self.gain_i = None if spec.gating == "no norm" else parts.vector(inner)
-        self.conv_bias_c = parts.vector(channels) if spec.has_conv_bias else None
-        self.step_bias_h, self.log_decay_h, self.skip_h = (parts.vector(heads, kept=torch.float32) for _ in range(3))
+        self.tap_ck = parts.parameter(channels, spec.taps)
+        self.gain_i = None if spec.gating == "no norm" else parts.parameter(inner)
+        self.conv_bias_c = parts.parameter(channels) if spec.has_conv_bias else None
+        self.step_bias_h, self.log_decay_h, self.skip_h = (parts.parameter(heads, kept=torch.float32) for _ in range(3))
 
     def forward(self, hidden_tm: Tensor, cos_sin_tr: Tensor | None, ctx: ForwardContext) -> Tensor:
         """[t, m] -> [t, m]. Nothing is rotated."""

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from octavo.kernels.reference.weighed_sum import weighed_sum
+from octavo.layers.parts import Parts
 
 
 class WeighedSum(nn.Module):
     """`gate` [1, m]; a kernel may take the place of `run` (fused/joins.py)."""
 
-    def __init__(self, dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dim: int, parts: Parts) -> None:
         super().__init__()
-        self.gate = nn.Parameter(torch.empty(1, dim, dtype=dtype, device=device), requires_grad=False)
+        self.gate = parts.parameter(1, dim)
         self.run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = weighed_sum
 
     def forward(self, hidden_tm: Tensor, shared_tm: Tensor, sparse_tm: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from octavo.attention.base import ForwardContext
 from octavo.layers.attention import Attention
 from octavo.layers.fused.base import BlockWeights
 from octavo.layers.gated_delta import GatedDeltaMixer, GatedDeltaSpec
-from octavo.layers.linear import Choice, Choices, Linear
+from octavo.layers.linear import Choices
 from octavo.layers.moe import Merged, SparseMLP
-from octavo.layers.norm import NoNorm, Norm, RMSNorm, make_norm
+from octavo.layers.norm import NoNorm, Norm, RMSNorm
 from octavo.layers.parts import Parts
 from octavo.layers.rotary import Rotary
 from octavo.layers.state_space import StateSpaceMixer, StateSpaceSpec
@@ -33,15 +33,7 @@ if TYPE_CHECKING:
 class SelfAttention(nn.Module):
     """q, k, v from one product, optional norms of q and k, rotation, paged attention, output product."""
 
-    def __init__(
-        self,
-        spec: BlockSpec,
-        names: Names,
-        rotary: Rotary | None,
-        choose: Choice,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: BlockSpec, names: Names, rotary: Rotary | None, parts: Parts) -> None:
         super().__init__()
         self.shape = spec.attention
         head_dim = self.shape.head_dim
@@ -53,22 +45,18 @@ class SelfAttention(nn.Module):
         self.has_gates = spec.has_gates
         if spec.has_gates:
             shards[names.gates] = q_size
-        self.qkv = Linear(spec.hidden_size, shards, bias=spec.qkv_bias, dtype=dtype, device=device, choose=choose)
-        self.o = Linear(
-            q_size, {names.o: spec.hidden_size}, bias=spec.o_bias, dtype=dtype, device=device, choose=choose
-        )
+        self.qkv = parts.linear(spec.hidden_size, shards, bias=spec.qkv_bias)
+        self.o = parts.linear(q_size, {names.o: spec.hidden_size}, bias=spec.o_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         self.norms_all = spec.qk_norm == "all"
         if spec.qk_norm != "none":
             for name, size in ("q_norm", q_size), ("k_norm", kv_size):
                 dim = size if self.norms_all else head_dim
-                setattr(self, name, make_norm(spec.qk_norm_spec or spec.norm, dim, dtype=dtype, device=device))
+                setattr(self, name, parts.norm(spec.qk_norm_spec or spec.norm, dim))
         self.norms_rotated, self.temperature = spec.norms_rotated, spec.temperature
         self.rotary = rotary
-        sink_h: nn.Parameter | None = None
-        if spec.has_sinks:
-            sink_h = nn.Parameter(torch.empty(self.shape.num_heads, dtype=dtype, device=device), requires_grad=False)
+        sink_h = parts.parameter(self.shape.num_heads) if spec.has_sinks else None
         self.attention = Attention(spec.attention, sink_h)
         self.fused: QkvAttention | None = None
 
@@ -126,24 +114,19 @@ class SelfAttention(nn.Module):
 Mixer = SelfAttention | LatentAttention | StateSpaceMixer | GatedDeltaMixer
 
 
-def make_mixer(
-    spec: BlockSpec, names: Names, rotary: Rotary | None, choose: Choice, dtype: torch.dtype, device: torch.device
-) -> Mixer | None:
+def make_mixer(spec: BlockSpec, names: Names, rotary: Rotary | None, parts: Parts) -> Mixer | None:
     """What brings a block's tokens together; None where nothing does."""
     if not spec.has_mixer:
         return None
     if spec.recurrent is not None and not spec.is_beside:
-        return make_recurrent(spec, names, choose, dtype, device)
+        return make_recurrent(spec, parts.below(names.recurrent))
     make = SelfAttention if spec.latent is None else LatentAttention
-    return make(spec, names, rotary, choose, dtype, device)
+    return make(spec, names, rotary, parts)
 
 
-def make_recurrent(
-    spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device
-) -> StateSpaceMixer | GatedDeltaMixer:
+def make_recurrent(spec: BlockSpec, parts: Parts) -> StateSpaceMixer | GatedDeltaMixer:
     """A block's recurrent layer."""
     layer = spec.attention.layer + spec.is_beside
-    parts = Parts(names.recurrent, choose, dtype, device)
     if isinstance(spec.recurrent, StateSpaceSpec):
         return StateSpaceMixer(spec.recurrent, layer, parts)
     assert isinstance(spec.recurrent, GatedDeltaSpec)
@@ -164,19 +147,20 @@ class DecoderBlock(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
+        of_mixer, of_mlp = (Parts(choice, dtype, device) for choice in choose)
 
         def norm(is_there: bool) -> Norm:
-            return make_norm(spec.norm, spec.hidden_size, dtype=dtype, device=device) if is_there else NoNorm()
+            return of_mixer.norm(spec.norm, spec.hidden_size) if is_there else NoNorm()
 
         self.names = names
         self.is_parallel, self.has_own_norm = spec.is_parallel, spec.has_own_norm
         self.residual_scale, self.norms_after = spec.residual_scale, spec.norms_after
         self.input_norm = norm(spec.norms_before and spec.has_mixer)
-        self.attention = make_mixer(spec, names, rotary, choose.mixer, dtype, device)
-        self.beside = make_recurrent(spec, names, choose.mixer, dtype, device) if spec.is_beside else None
+        self.attention = make_mixer(spec, names, rotary, of_mixer)
+        self.beside = make_recurrent(spec, of_mixer.below(names.recurrent)) if spec.is_beside else None
         self.attention_out_norm = norm(spec.norms_after and spec.has_mixer)
         self.mlp_norm = norm(spec.norms_before and spec.has_mlp and (spec.has_own_norm or not spec.is_parallel))
-        self.mlp = make_mlp(spec, names, choose.mlp, dtype, device) if spec.has_mlp else None
+        self.mlp = make_mlp(spec, names, of_mlp) if spec.has_mlp else None
         self.mlp_out_norm = norm(spec.norms_after and spec.has_mlp)
 
     def forward(

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from octavo.attention.base import ForwardContext
 from octavo.layers.attention import Attention
-from octavo.layers.linear import Choice, Linear
-from octavo.layers.norm import LayerNorm, RMSNorm, make_norm
+from octavo.layers.linear import Linear
+from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.layers.parts import Parts
 from octavo.layers.rotary import Rotary
 from octavo.models.family import BlockSpec, Names
 
@@ -37,15 +38,7 @@ def multiply_heads(x_thk: Tensor, weight_hkn: Tensor, out_thn: Tensor) -> None:
 class LatentAttention(nn.Module):
     """q and latents from the hidden states, paged attention in the latents' space, output product."""
 
-    def __init__(
-        self,
-        spec: BlockSpec,
-        names: Names,
-        rotary: Rotary | None,
-        choose: Choice,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: BlockSpec, names: Names, rotary: Rotary | None, parts: Parts) -> None:
         super().__init__()
         assert spec.latent is not None
         self.sizes, self.rotary, heads = spec.latent, rotary, spec.attention.num_heads
@@ -53,19 +46,16 @@ class LatentAttention(nn.Module):
         q_size = heads * (sizes.plain_dim + sizes.rotated_dim)
         shards = {names.q_down: sizes.query_rank} if sizes.query_rank else {names.q: q_size}
         shards[names.kv_down] = sizes.rank + sizes.rotated_dim
-        self.down = Linear(spec.hidden_size, shards, bias=False, dtype=dtype, device=device, choose=choose)
+        self.down = parts.linear(spec.hidden_size, shards)
         self.parts = [sizes.query_rank or q_size, sizes.rank, sizes.rotated_dim]
         self.q_norm: RMSNorm | LayerNorm | None = None
         self.q_up: Linear | None = None
         if sizes.query_rank:
-            self.q_norm = make_norm(sizes.norm, sizes.query_rank, dtype=dtype, device=device)
-            up = {names.q_up: q_size}
-            self.q_up = Linear(sizes.query_rank, up, bias=False, dtype=dtype, device=device, choose=choose)
-        self.latent_norm = make_norm(sizes.norm, sizes.rank, dtype=dtype, device=device)
-        shape = heads, sizes.plain_dim + sizes.value_dim, sizes.rank
-        self.kv_up = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
-        outputs = {names.o: spec.hidden_size}
-        self.o = Linear(heads * sizes.value_dim, outputs, bias=False, dtype=dtype, device=device, choose=choose)
+            self.q_norm = parts.norm(sizes.norm, sizes.query_rank)
+            self.q_up = parts.linear(sizes.query_rank, {names.q_up: q_size})
+        self.latent_norm = parts.norm(sizes.norm, sizes.rank)
+        self.kv_up = parts.parameter(heads, sizes.plain_dim + sizes.value_dim, sizes.rank)
+        self.o = parts.linear(heads * sizes.value_dim, {names.o: spec.hidden_size})
         self.attention = Attention(spec.attention)
         self.fused: LatentWrite | None = None
         self.multiply: HeadProduct = multiply_heads

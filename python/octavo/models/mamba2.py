@@ -47,7 +47,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = RMSNorm(spec.hidden_size, NormSpec(spec.norm_eps), dtype=dtype, device=device)
-        self.mixer = StateSpaceMixer(spec, layer, Parts("mixer", dense, dtype, device))
+        self.mixer = StateSpaceMixer(spec, layer, Parts(dense, dtype, device, "mixer"))
         self.is_wide = is_wide
 
     def forward(self, hidden_tm: Tensor, ctx: ForwardContext) -> Tensor:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from octavo.layers.activation import GatedActivation, LearnedActivation, activation
 from octavo.layers.fused.base import GatedWeights, Weights
-from octavo.layers.linear import Choice, Linear
+from octavo.layers.linear import Linear
 from octavo.layers.moe import Merged, SparseMLP
+from octavo.layers.parts import Parts
 from octavo.layers.weighed_sum import WeighedSum
 from octavo.models.family import BlockSpec, Names
 
@@ -25,13 +25,13 @@ LEARNED = "xielu"
 class GatedMLP(nn.Module):
     """down(act(gate) * up), gate and up from one product."""
 
-    def __init__(self, spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: BlockSpec, names: Names, parts: Parts) -> None:
         super().__init__()
         inner, outer = spec.intermediate_size, spec.hidden_size
         shards = {names.gate_up: 2 * inner} if names.gate_up else {names.gate: inner, names.up: inner}
-        self.gate_up = Linear(outer, shards, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
+        self.gate_up = parts.linear(outer, shards, bias=spec.mlp_bias)
         self.act = GatedActivation(spec.hidden_act)
-        self.down = Linear(inner, {names.down: outer}, bias=spec.mlp_bias, dtype=dtype, device=device, choose=choose)
+        self.down = parts.linear(inner, {names.down: outer}, bias=spec.mlp_bias)
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
@@ -54,13 +54,13 @@ class GatedMLP(nn.Module):
 class PlainMLP(nn.Module):
     """down(act(up))."""
 
-    def __init__(self, spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: BlockSpec, names: Names, parts: Parts) -> None:
         super().__init__()
         inner, outer, bias = spec.intermediate_size, spec.hidden_size, spec.mlp_bias
-        self.up = Linear(outer, {names.up: inner}, bias=bias, dtype=dtype, device=device, choose=choose)
-        self.act = LearnedActivation(dtype, device) if spec.hidden_act == LEARNED else activation(spec.hidden_act)
+        self.up = parts.linear(outer, {names.up: inner}, bias=bias)
+        self.act = LearnedActivation(parts) if spec.hidden_act == LEARNED else activation(spec.hidden_act)
         self.act_name = names.act
-        self.down = Linear(inner, {names.down: outer}, bias=bias, dtype=dtype, device=device, choose=choose)
+        self.down = parts.linear(inner, {names.down: outer}, bias=bias)
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
@@ -80,9 +80,7 @@ class PlainMLP(nn.Module):
 class SharedMLP(nn.Module):
     """A mixture of experts, and an MLP for every token, which a sigmoid may weigh."""
 
-    def __init__(
-        self, spec: BlockSpec, names: Names, sparse: SparseMLP, choose: Choice, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: BlockSpec, names: Names, sparse: SparseMLP, parts: Parts) -> None:
         super().__init__()
         self.names = names.shared
         prefix, whole = f"{self.names.mlp}.", self.names.gate_up
@@ -95,9 +93,8 @@ class SharedMLP(nn.Module):
         )
         self.sparse = sparse
         make = GatedMLP if spec.is_gated else PlainMLP
-        self.shared = make(replace(spec, intermediate_size=spec.shared_size), inside, choose, dtype, device)
-        has_gate = bool(self.names.gate)
-        self.join = WeighedSum(spec.hidden_size, dtype=dtype, device=device) if has_gate else None
+        self.shared = make(replace(spec, intermediate_size=spec.shared_size), inside, parts)
+        self.join = WeighedSum(spec.hidden_size, parts) if self.names.gate else None
 
     def forward(self, hidden_tm: Tensor) -> Tensor:
         """[t, m] -> [t, m]."""
@@ -116,16 +113,12 @@ class SharedMLP(nn.Module):
         return self.sparse.merged_slots()
 
 
-def make_mlp(
-    spec: BlockSpec, names: Names, choose: Choice, dtype: torch.dtype, device: torch.device
-) -> GatedMLP | PlainMLP | SparseMLP | SharedMLP:
+def make_mlp(spec: BlockSpec, names: Names, parts: Parts) -> GatedMLP | PlainMLP | SparseMLP | SharedMLP:
     """What a block has."""
     if spec.experts is None:
-        return (GatedMLP if spec.is_gated else PlainMLP)(spec, names, choose, dtype, device)
-    sparse = SparseMLP(
-        spec.hidden_size, spec.experts, spec.hidden_act, names.experts, dtype=dtype, device=device, choose=choose
-    )
-    return SharedMLP(spec, names, sparse, choose, dtype, device) if spec.shared_size else sparse
+        return (GatedMLP if spec.is_gated else PlainMLP)(spec, names, parts)
+    sparse = SparseMLP(spec.hidden_size, spec.experts, spec.hidden_act, names.experts, parts)
+    return SharedMLP(spec, names, sparse, parts) if spec.shared_size else sparse
 
 
 def weights_of(linear: Linear) -> Weights:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from octavo.layers.chosen_experts import FIRST, ChosenExperts
-from octavo.layers.linear import Choice, dense
+from octavo.layers.linear import dense
 from octavo.layers.moe import ExpertsSpec
+from octavo.layers.parts import Parts
 from octavo.models.transformers_trials import CPU, SCALES, TOLERANCE, UnlikeError
 
 ACTS = ("silu", "gelu_pytorch_tanh", "gelu", "relu", "relu2")
@@ -39,10 +40,10 @@ class ExpertsMatch:
     act: str = ACTS[0]
     is_gated: bool = True
 
-    def make(self, name: str, *, dtype: torch.dtype, device: torch.device, choose: Choice = dense) -> ChosenExperts:
+    def make(self, name: str, parts: Parts) -> ChosenExperts:
         """Ours without values, in the place `name` of a class."""
         spec = ExpertsSpec(self.num_experts, self.top_k, self.inner, is_gated=self.is_gated)
-        return ChosenExperts(name, self.width, spec, self.act, dtype=dtype, device=device, choose=choose)
+        return ChosenExperts(name, self.width, spec, self.act, parts)
 
 
 def try_experts(module: nn.Module, given: Sequence[torch.Size], dtype: torch.dtype) -> ExpertsMatch:
@@ -57,7 +58,7 @@ def try_experts(module: nn.Module, given: Sequence[torch.Size], dtype: torch.dty
     match = ExpertsMatch(width, inner, num_experts, given[1][1], is_gated=is_gated)
     if own[FIRST[is_gated]].shape != (num_experts, (2 if is_gated else 1) * inner, width):
         raise UnlikeError("its matrices are turned or joined in another way")
-    if not match.make("", dtype=dtype, device=torch.device("meta")).has_kernels:
+    if not match.make("", Parts(dense, dtype, torch.device("meta"))).has_kernels:
         raise UnlikeError("no kernel runs experts of these sizes")
     for act in ACTS:
         alike = replace(match, act=act)
@@ -71,7 +72,7 @@ def _same(module: nn.Module, own: dict[str, nn.Parameter], match: ExpertsMatch, 
     """A copy with small matrices gives what ours gives."""
     generator = torch.Generator().manual_seed(1)
     small = replace(match, width=WIDTH, inner=INNER)
-    ours = small.make("", dtype=dtype, device=CPU)
+    ours = small.make("", Parts(dense, dtype, CPU))
     for parameter in (ours.gate_up, ours.down):
         parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
     config = getattr(module, "config", None)

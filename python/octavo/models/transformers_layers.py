@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from octavo.layers.activation import GatedActivation
 from octavo.layers.linear import Linear
 from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.layers.parts import Parts
 from octavo.models.transformers_experts import ExpertsMatch, try_experts
 from octavo.models.transformers_linears import Kinds, Swap, SwappedLinear
 from octavo.models.transformers_trials import (
@@ -188,8 +189,8 @@ def _replace_experts(causal: Any, below: str, calls: Calls, swap: Swap, replaced
         if isinstance(match, UnlikeError):
             replaced.left[kind] = str(match)
             continue
-        choose, meta = swap.choose(name, False), torch.device("meta")
-        causal.set_submodule(name, match.make(name, dtype=swap.dtype, device=meta, choose=choose))
+        parts = Parts(swap.choose(name, False), swap.dtype, torch.device("meta"))
+        causal.set_submodule(name, match.make(name, parts))
         replaced.experts[kind] += 1
         replaced.can_be_rounded = True
 

@@ -43,7 +43,7 @@ from octavo.kernels.triton.skinny_linear import (
 )
 from octavo.kernels.triton.skinny_table import MAX_ROWS, bucket_for
 from octavo.layers.fused.base import BlockWeights, DecoderWeights
-from octavo.layers.fused.mlp import FusedMLP, MLPScratch, make_linear, make_mlp
+from octavo.layers.fused.mlp import FusedMLP, MLPScratch, Turn, make_linear, make_mlp
 from octavo.layers.fused.qkv_attention import decode_rows
 
 
@@ -165,14 +165,13 @@ class FusedDecode:
         count, buffers, eps = rows.num_rows, self._buffers, block.norm_eps
         stream = buffers.stream
         qkv_to, attended_to = buffers.qkv_to[:count], buffers.attended_to[:count]
-        between = block.o.num_tiles(count)
         return [
             *quantized(block.qkv, stream.gained_mn[:count]),
             scaled_store(block.qkv, stream, qkv_to, partials=partials, epilogue="store", eps=eps),
             *attend(block.attention, qkv_to, kv_cache, rows, buffers.attention, attended_to),
             *quantized(block.o, attended_to),
             add_residual(block.o, attended_to, stream, block.mlp_gain_m, buffers.split),
-            *block.mlp.launches(stream, buffers.mlp, count, partials=between, gain_n=next_gain_m, eps=eps),
+            *block.mlp.launches(Turn(stream, buffers.mlp, count, block.o.num_tiles(count), eps, next_gain_m)),
         ]
 
     def accepts_logits(self, hidden_sm: Tensor) -> bool:

@@ -54,20 +54,25 @@ class MLPScratch:
         return cls(activated_to, split, {kind: DecodeBuffers.allocate(experts) for kind, experts in mixtures.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One layer's turn in a step: what its MLP finds and what it leaves for the next norm."""
+
+    stream: ResidualStream
+    scratch: MLPScratch
+    num_rows: int
+    partials: int
+    """Sums of squares a row that come with the stream."""
+    eps: float
+    gain_n: Tensor
+    """Of the next norm."""
+
+
 class FusedMLP(Protocol):
     """One layer's MLP with its norm."""
 
-    def launches(
-        self,
-        stream: ResidualStream,
-        scratch: MLPScratch,
-        num_rows: int,
-        *,
-        partials: int,
-        gain_n: Tensor,
-        eps: float,
-    ) -> list[Launch]:
-        """residual += mlp(norm(residual)): `partials` sums of squares a row come in, `gain_n` is of the next norm."""
+    def launches(self, turn: Turn) -> list[Launch]:
+        """residual += mlp(norm(residual)), and the next norm's inputs."""
 
     def num_partials(self, num_rows: int) -> int:
         """Sums of squares a row that it leaves."""
@@ -83,24 +88,16 @@ class GatedMLP:
     gate_up: SkinnyLinear
     down: SkinnyLinear
 
-    def launches(
-        self,
-        stream: ResidualStream,
-        scratch: MLPScratch,
-        num_rows: int,
-        *,
-        partials: int,
-        gain_n: Tensor,
-        eps: float,
-    ) -> list[Launch]:
+    def launches(self, turn: Turn) -> list[Launch]:
         """See `FusedMLP.launches`."""
+        stream, scratch = turn.stream, turn.scratch
         assert scratch.activated_to is not None
-        activated_to = scratch.activated_to[:num_rows]
+        activated_to = scratch.activated_to[: turn.num_rows]
         return [
-            *quantized(self.gate_up, stream.gained_mn[:num_rows]),
-            scaled_store(self.gate_up, stream, activated_to, partials=partials, epilogue="silu", eps=eps),
+            *quantized(self.gate_up, stream.gained_mn[: turn.num_rows]),
+            scaled_store(self.gate_up, stream, activated_to, partials=turn.partials, epilogue="silu", eps=turn.eps),
             *quantized(self.down, activated_to),
-            add_residual(self.down, activated_to, stream, gain_n, scratch.split),
+            add_residual(self.down, activated_to, stream, turn.gain_n, scratch.split),
         ]
 
     def num_partials(self, num_rows: int) -> int:
@@ -118,19 +115,13 @@ class SparseMLP:
 
     experts: Experts
 
-    def launches(
-        self,
-        stream: ResidualStream,
-        scratch: MLPScratch,
-        num_rows: int,
-        *,
-        partials: int,
-        gain_n: Tensor,
-        eps: float,
-    ) -> list[Launch]:
+    def launches(self, turn: Turn) -> list[Launch]:
         """See `FusedMLP.launches`."""
-        buffers = scratch.experts[self.experts.down_ehi.dtype]
-        return moe.decode(self.experts, stream, buffers, num_rows, partials=partials, gain_n=gain_n, eps=eps)
+        buffers = turn.scratch.experts[self.experts.down_ehi.dtype]
+        return moe.decode(
+            self.experts, turn.stream, buffers, turn.num_rows,
+            partials=turn.partials, gain_n=turn.gain_n, eps=turn.eps,
+        )  # fmt: skip
 
     def num_partials(self, num_rows: int) -> int:
         """See `FusedMLP.num_partials`."""
