@@ -13,15 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from tiny_models import read_tensors
 from torch import Tensor
 
 from octavo.config import ModelConfig
+from octavo.kernels.reference import quantize_rows as reference_rows
+from octavo.kernels.reference.quantize_rows import dequantize_rows
+from octavo.kernels.reference.squares import quantize_groups, square_product
+from octavo.kernels.triton import quantize_rows, square_gemm
+from octavo.kernels.triton.square_gemm import Rows, Squares
+from octavo.layers.quant import fp8
+from octavo.layers.quant.fp8 import Fp8Rows
 from octavo.models.base import CausalLM
-from octavo.models.config import normalize_config
 from octavo.models.loader import load_model
+from octavo.models.registry import read_config
 from octavo.models.sources import resolve_source
 
 FORMATS = ("hf-tensor", "hf-block", "ct-tensor", "ct-channel", "ct-block")
@@ -38,8 +46,15 @@ class Fp8Checkpoint:
     tensors: dict[str, Tensor]
 
 
-def write(source: Path, folder: Path, form: str, *, ignored: tuple[str, ...] = ("lm_head",)) -> Fp8Checkpoint:
-    """The checkpoint of `source` with all products but `ignored` layers quantized."""
+def write(
+    source: Path,
+    folder: Path,
+    form: str,
+    *,
+    ignored: tuple[str, ...] = ("lm_head",),
+    named: tuple[str, ...] | None = None,
+) -> Fp8Checkpoint:
+    """The checkpoint of `source` with all products but `ignored` layers quantized, which config.json calls `named`."""
     folder.mkdir()
     raw = json.loads((source / "config.json").read_text())
     stored: dict[str, Tensor] = {}
@@ -58,7 +73,7 @@ def write(source: Path, folder: Path, form: str, *, ignored: tuple[str, ...] = (
         if form == "ct-tensor":
             stored[f"{layer}.input_scale"] = torch.tensor([0.5])
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
-    raw["quantization_config"] = describe(form, ignored)
+    raw["quantization_config"] = describe(form, ignored if named is None else named)
     (folder / "config.json").write_text(json.dumps(raw))
     generation = source / "generation_config.json"
     if generation.is_file():
@@ -69,7 +84,7 @@ def write(source: Path, folder: Path, form: str, *, ignored: tuple[str, ...] = (
 def read(folder: Path, quantization: str, dtype: torch.dtype = torch.float32, load_format: str = "auto") -> CausalLM:
     """The model of a folder, on the CPU."""
     found = resolve_source(ModelConfig(model=str(folder)), lambda stage, fraction: None)
-    normal, cpu = normalize_config(found.raw_config, found.generation_config), torch.device("cpu")
+    normal, cpu = read_config(found.raw_config, found.generation_config), torch.device("cpu")
     return load_model(found, normal, device=cpu, dtype=dtype, quantization=quantization, load_format=load_format)
 
 
@@ -120,3 +135,22 @@ def expand(scale: Tensor, weight: Tensor) -> Tensor:
         for j in range(0, weight.shape[1], BLOCK[1]):
             wide[i, j : j + BLOCK[1]] = scale[i // BLOCK[0], j // BLOCK[1]]
     return wide
+
+
+def keep_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers keep fp8 weights as on a device that multiplies them, and multiply as references do."""
+
+    def multiply(x: Rows, matrix: Squares, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return square_product(x, matrix.number_nk, matrix.scale_sg, bias_n, matrix.share).to(dtype)
+
+    def quantize(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
+        return quantize_groups(x) if group else reference_rows.quantize_rows(x)
+
+    def by_channel(x: Fp8Rows, weight_oi: Tensor, scale_o: Tensor, bias_o: Tensor | None) -> Tensor:
+        return torch.nn.functional.linear(dequantize_rows(*x), dequantize_rows(weight_oi, scale_o), bias_o)
+
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(square_gemm, "square_product", multiply)
+    monkeypatch.setattr(quantize_rows, "quantize_rows", quantize)
+    monkeypatch.setattr(fp8, "rowwise", by_channel)
+    monkeypatch.setattr(fp8, "tensorwise", by_channel)

@@ -14,26 +14,17 @@ from typing import Any
 import fp8_checkpoints
 import pytest
 import torch
-from fp8_checkpoints import Fp8Checkpoint, read, write
+from fp8_checkpoints import Fp8Checkpoint, keep_on_device, read, write
 from paged_driver import PagedDriver
 from tiny_models import CASES, QWEN3_MOE, make_reference, read_config, read_tensors, save
 from torch import Tensor
 
 from octavo.errors import ModelError
-from octavo.kernels.reference import quantize_rows as reference_rows
-from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
-from octavo.kernels.reference.squares import (
-    dequantize_squares,
-    num_groups,
-    quantize_groups,
-    quantize_squares,
-    square_product,
-)
-from octavo.kernels.triton import quantize_rows, square_gemm
-from octavo.kernels.triton.square_gemm import FEW_ROWS, Rows, Squares
+from octavo.kernels.reference.quantize_rows import FP8
+from octavo.kernels.reference.squares import dequantize_squares, num_groups, quantize_squares
+from octavo.kernels.triton.square_gemm import FEW_ROWS
 from octavo.layers.linear import DENSE
-from octavo.layers.quant import fp8
-from octavo.layers.quant.fp8 import FP8_LINEAR, Fp8Rows
+from octavo.layers.quant.fp8 import FP8_LINEAR
 from octavo.layers.quant.fp8_squares import FP8_SQUARES, SQUARES
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.quant.stored import Quantization
@@ -79,21 +70,7 @@ def make(
 
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers keep fp8 weights as on a device that multiplies them, and multiply as references do."""
-
-    def multiply(x: Rows, matrix: Squares, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return square_product(x, matrix.number_nk, matrix.scale_sg, bias_n, matrix.share).to(dtype)
-
-    def quantize(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
-        return quantize_groups(x) if group else reference_rows.quantize_rows(x)
-
-    def by_channel(x: Fp8Rows, weight_oi: Tensor, scale_o: Tensor, bias_o: Tensor | None) -> Tensor:
-        return torch.nn.functional.linear(dequantize_rows(*x), dequantize_rows(weight_oi, scale_o), bias_o)
-
-    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
-    monkeypatch.setattr(square_gemm, "square_product", multiply)
-    monkeypatch.setattr(quantize_rows, "quantize_rows", quantize)
-    monkeypatch.setattr(fp8, "rowwise", by_channel)
+    keep_on_device(monkeypatch)
 
 
 def parts(model: CausalLM) -> Iterator[tuple[str, Tensor]]:

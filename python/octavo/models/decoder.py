@@ -26,6 +26,7 @@ from octavo.layers.invariant import invariant_heads, invariant_logits, invariant
 from octavo.layers.linear import Choices, dense
 from octavo.layers.moe import ExpertsSpec, Merged, SparseMLP
 from octavo.layers.norm import LayerNorm, RMSNorm, make_norm, whole
+from octavo.layers.quant.fp8_experts import experts_apart
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.rotary import Rotary
 from octavo.layers.state_space import StateSpaceMixer
@@ -272,10 +273,9 @@ class Decoder(nn.Module):
             logits_sv = logits_sv * self.logit_scale
         return torch.tanh(logits_sv / self.logit_cap) * self.logit_cap if self.logit_cap else logits_sv
 
-    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """See `CausalLM.load_weights`."""
+    def slots(self) -> dict[str, Tensor]:
+        """Checkpoint name -> the part of a parameter that it fills."""
         names = self.names
-        merged: dict[str, Merged] = {}
         slots: dict[str, Tensor] = {
             f"{names.embed}.weight": self.embed.weight,
             **self.norm.slots(names.final_norm),
@@ -283,15 +283,22 @@ class Decoder(nn.Module):
         for i, block in enumerate(self.layers()):
             prefix = names.layer.format(i=i)
             slots |= {f"{prefix}.{name}": slot for name, slot in block.slots().items()}
-            merged |= {f"{prefix}.{name}": part.below(prefix) for name, part in block.merged_slots().items()}
-        tied: dict[str, str] = {}
-        if self.is_tied:
-            tied = {f"{names.head}.weight": f"{names.embed}.weight"}
-        else:
+        if not self.is_tied:
             slots[f"{names.head}.weight"] = self.head.weight
         if self.head_bias is not None:
             slots[f"{names.head}.bias"] = self.head_bias
-        load_strict(slots, tied, as_kept(self.convert(tensors), slots, self.quantization, merged), merged)
+        return slots
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """See `CausalLM.load_weights`."""
+        names, slots = self.names, self.slots()
+        merged: dict[str, Merged] = {}
+        for i, block in enumerate(self.layers()):
+            prefix = names.layer.format(i=i)
+            merged |= {f"{prefix}.{name}": part.below(prefix) for name, part in block.merged_slots().items()}
+        tied = {f"{names.head}.weight": f"{names.embed}.weight"} if self.is_tied else {}
+        apart = experts_apart(self.convert(tensors), merged, self.quantization)
+        load_strict(slots, tied, as_kept(apart, slots, self.quantization, merged), merged)
         finish_products(self)
         for module in self.modules():
             if isinstance(module, RMSNorm | LayerNorm):

@@ -107,9 +107,11 @@ def _with_images(
     decode_kernels: str,
     quantization: str,
 ) -> CausalLM | None:
-    """An image-text model whose text model is native, else None. A quantized checkpoint of it is dequantized."""
+    """An image-text model whose text model is native, else None. `quantization` is the text model's: what reads images
+    stays wide."""
     from octavo.models.native_text import native_text  # these import Transformers: seconds
     from octavo.models.transformers_build import build_on_meta
+    from octavo.models.transformers_names import CheckpointNames
     from octavo.models.vision_language import TextPlace, VisionLanguage
 
     text = native_text(config.raw)
@@ -119,17 +121,17 @@ def _with_images(
     place = TextPlace.find(causal, text)
     if place is None:
         return None
-    text = replace(text, wide_layers=config.wide_layers)
-    kept = quantization if config.quantization is None else "none"
+    names = CheckpointNames(causal)
+    text = replace(text, wide_layers=config.wide_layers, quantization=place.stored(config.quantization, names))
     decoder = _native(
         text,
         dtype=dtype,
         device=device,
         max_length=max_length,
-        choose=partial(choose_methods, text, kept),
+        choose=partial(choose_methods, text, quantization),
         decode_kernels=decode_kernels,
     )
-    return VisionLanguage(config, causal, place, decoder, dtype=dtype, device=device)
+    return VisionLanguage(config, causal, place, decoder, names, dtype=dtype, device=device)
 
 
 def _foreign(

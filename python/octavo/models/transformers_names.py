@@ -13,10 +13,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
-from octavo.layers.quant.fp8_squares import SQUARES
-
-SCALES = ("weight_scale", SQUARES)
-"""Of an fp8 layer that stays one, beside its `weight` (layers/quant/fp8_tensors.py)."""
+from octavo.layers.quant.fp8_experts import SCALE
+from octavo.layers.quant.fp8_tensors import FLOAT8, SCALES
 
 
 class CheckpointNames:
@@ -34,12 +32,16 @@ class CheckpointNames:
         """Weights that the class has [i, o]."""
 
     def convert(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The same weights under the model's names. Fused tensors come last, when all their parts are there."""
+        """The same weights under the model's names. Fused tensors come last, when all their parts are there. What is
+        in fp8 is for layers that take it as it is, and never fused."""
         parts: dict[str, list[tuple[str, str, Tensor]]] = {}
         for name, tensor in tensors:
-            is_scale = name.rpartition(".")[2] in SCALES and name not in self.known
-            scale = self.plain_name(name) if is_scale else ""
-            renamed, pattern = (scale, None) if scale else self._rename(name)
+            layer, _, kind = name.rpartition(".")
+            is_scale = (kind in SCALES or kind.endswith(SCALE)) and name not in self.known
+            if tensor.dtype in FLOAT8 or is_scale:
+                yield f"{self.layer_name(layer)}.{kind}", tensor
+                continue
+            renamed, pattern = self._rename(name)
             if pattern is None:
                 yield renamed, tensor
             else:
@@ -59,9 +61,14 @@ class CheckpointNames:
             return ""
         return f"{renamed.removesuffix('.weight')}.{kind}" if kind in SCALES else renamed
 
-    def _rename(self, name: str) -> tuple[str, str | None]:
-        """(model's name, pattern of the converter that wants the tensor)."""
-        renamed, pattern = rename_source_key(name, self.renamings, self.converters, self.prefix, self.known)
+    def layer_name(self, layer: str) -> str:
+        """The model's name of a layer, or what it would be of one that the model has fused."""
+        return self._rename(f"{layer}.weight", is_fused=False)[0].removesuffix(".weight")
+
+    def _rename(self, name: str, *, is_fused: bool = True) -> tuple[str, str | None]:
+        """(model's name, pattern of the converter that wants the tensor); without converters if not `is_fused`."""
+        converters = self.converters if is_fused else []
+        renamed, pattern = rename_source_key(name, self.renamings, converters, self.prefix, self.known)
         if renamed in self.known or name not in self.known:
             return renamed, pattern
         return name, None

@@ -12,6 +12,7 @@ from octavo.layers.chosen_experts import ChosenExperts
 from octavo.layers.linear import Linear
 from octavo.layers.moe import Merged
 from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.layers.quant.fp8_experts import experts_apart
 from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.quant.stored import Quantization
 from octavo.models.transformers_layers import finish_norms
@@ -52,7 +53,8 @@ class Checkpoint:
         if self._quantization is not None:
             tensors = as_kept(tensors, _OldNames(self._names, self._slots), self._quantization)
         named = self._turned(self._names.convert(tensors))
-        kept = as_kept(named, self._slots, self._quantization, self._merged, rounds_squares=True)
+        apart = experts_apart(named, self._merged, self._quantization)
+        kept = as_kept(apart, self._slots, self._quantization, self._merged, rounds_squares=True)
         load_strict(self._slots, self._tied, kept)
         finish_products(causal)
         finish_norms(causal)

@@ -7,7 +7,7 @@ projector) gets its memory and weights here. Not here: text models that are no n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from octavo.attention.base import AttentionBackend, ForwardContext
 from octavo.layers.quant.fp8_tensors import as_kept
+from octavo.layers.quant.stored import Quantization
 from octavo.models.config import NormalConfig
 from octavo.models.decoder import Decoder
 from octavo.models.images import TEXT_MODELS, ImageEncoder, image_encoder
@@ -51,13 +52,37 @@ class TextPlace:
             return None
         return place
 
+    def own_name(self, name: str) -> str | None:
+        """Of a tensor of the class, its name in the text model alone; None: it is not the text model's."""
+        old = next((old for old in self.renamed if name.startswith(old)), None)
+        return None if old is None else self.renamed[old] + name.removeprefix(old)
+
+    def stored(self, quantization: Quantization | None, names: CheckpointNames) -> Quantization | None:
+        """What a checkpoint says of quantized weights, for the text model alone. Its patterns may have the names of any
+        class that the model ever had, as far as the class of today reads them."""
+        if quantization is None:
+            return None
+        own = next(old if new else f"{old}model." for old, new in self.renamed.items())
+        former = (
+            "model.",
+            f"model.{self.name}.",
+            f"{self.name}.model.",
+            f"{self.name}.",
+            f"model.{self.name}.model.",
+            "",
+        )
+        below = next(name.removeprefix(own) for name in names.known if name.startswith(own))
+        read = [beginning for beginning in former if names.plain_name(beginning + below) == own + below]
+        return replace(quantization, beginnings=(own, *read))
+
 
 def _is_linear(causal: Any) -> bool:
     return type(getattr(causal, "lm_head", None)) is nn.Linear
 
 
 class VisionLanguage(nn.Module):
-    """See `models.base.CausalLM`; `text` runs the steps. `causal`: the Transformers class on the meta device."""
+    """See `models.base.CausalLM`; `text` runs the steps. `causal`: the Transformers class on the meta device, which
+    reads a checkpoint's `names`."""
 
     def __init__(
         self,
@@ -65,6 +90,7 @@ class VisionLanguage(nn.Module):
         causal: Any,
         place: TextPlace,
         text: Decoder,
+        names: CheckpointNames,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -75,7 +101,7 @@ class VisionLanguage(nn.Module):
         self.is_capturable = text.is_capturable
         self.reads_together = text.reads_together
         self.attention_specs = text.attention_specs
-        self._names = CheckpointNames(causal)
+        self._names = names
         self._quantization = config.quantization
         self._place = place
         setattr(place.base, place.name, nn.Identity())
@@ -107,10 +133,15 @@ class VisionLanguage(nn.Module):
     def _text_tensors(
         self, tensors: Iterable[tuple[str, Tensor]], others: list[tuple[str, Tensor]]
     ) -> Iterator[tuple[str, Tensor]]:
-        """The text model's tensors, under the names that it has alone."""
-        for name, tensor in self._names.convert(as_kept(tensors, {}, self._quantization)):
-            old = next((old for old in self._place.renamed if name.startswith(old)), None)
-            if old is None:
+        """The text model's tensors, under the names that it has alone; its fp8 layers as they are, all others wide."""
+        slots = self.text.slots()
+
+        def is_own(layer: str) -> bool:
+            return f"{self._place.own_name(self._names.layer_name(layer))}.weight" in slots
+
+        for name, tensor in self._names.convert(as_kept(tensors, {}, self._quantization, passes=is_own)):
+            own = self._place.own_name(name)
+            if own is None:
                 others.append((name, tensor))
             else:
-                yield self._place.renamed[old] + name.removeprefix(old), tensor
+                yield own, tensor

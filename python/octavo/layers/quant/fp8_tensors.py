@@ -17,7 +17,7 @@ Shape suffixes: o output features, i input features.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -48,10 +48,12 @@ def as_kept(
     merged: Mapping[str, Merged] = MappingProxyType({}),
     *,
     rounds_squares: bool = False,
+    passes: Callable[[str], bool] = lambda layer: False,
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors as a model with these slots keeps them (an fp8 layer has a slot `<layer>.weight_scale`, or of
     squares; plain matrices of all experts in one, `<name>_scale` among the `merged` ones). `rounds_squares`: plain
-    matrices that were fused from dequantized ones may become squares.
+    matrices that were fused from dequantized ones may become squares. `passes`: numbers and scales of these layers are
+    left as they are, for who comes next.
 
     A layer's tensors are held back until it is complete. ModelError: a scale without a weight or the reverse, or scales
     of no known shape.
@@ -66,6 +68,8 @@ def as_kept(
         if into_squares:
             number_oi, scale = quantize_squares(tensor.to(slots[name].device))
             yield from ((name, number_oi), (f"{layer}.{SQUARES}", scale))
+        elif (is_fp8 or kind in SCALES) and passes(layer):
+            yield name, tensor
         elif is_fp8 or (kind in SCALES and quantization is not None):
             parts = waiting.setdefault(layer, {})
             parts["weight" if is_fp8 else "scale"] = tensor

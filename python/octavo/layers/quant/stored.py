@@ -17,8 +17,16 @@ class Quantization:
     """Rows and columns that share a scale; None: a scale is a tensor's or a channel's."""
     targets: tuple[str, ...]
     ignored: tuple[str, ...]
+    beginnings: tuple[str, ...] = ("model.",)
+    """What layers' "model." may be called in the patterns. Several, of a text model within another: its place in the
+    class of today and in those of former times."""
 
     def covers(self, layer: str) -> bool:
         """Whether the checkpoint keeps the layer quantized."""
-        is_target = any(re.match(pattern, layer) for pattern in self.targets)
-        return is_target and not any(re.match(pattern, layer) for pattern in self.ignored)
+        below = layer.removeprefix("model.")
+        names = [layer] if below == layer else [beginning + below for beginning in self.beginnings]
+        return _match(self.targets, names) and not _match(self.ignored, names)
+
+
+def _match(patterns: tuple[str, ...], names: list[str]) -> bool:
+    return any(re.match(pattern, name) for pattern in patterns for name in names)
