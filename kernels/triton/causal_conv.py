@@ -19,8 +19,10 @@ from octavo.kernels.triton.state_rows import (
     decode_args,
     decode_blocks,
     is_counted,
+    is_decode,
     output,
     prompt_args,
+    prompt_blocks,
     prompt_row,
 )
 
@@ -42,10 +44,7 @@ def decode_conv_kernel(
 ):  # fmt: skip
     """TILE channels of one row: output, and the last inputs moved on by one."""
     row = tl.program_id(1)
-    is_wanted = row >= 0
-    if COUNTED:
-        is_wanted = row < tl.load(rows_ptr)
-    if is_wanted:
+    if is_decode(rows_ptr, row, COUNTED):
         channel_c = tl.program_id(0) * TILE + tl.arange(0, TILE)
         inside = channel_c < CHANNELS
         position, read, write = decode_blocks(table_ptr, slot_ptr, length_ptr, row, table_stride, BLOCK)
@@ -78,8 +77,7 @@ def prompt_conv_kernel(
         channel_c = (tl.program_id(0) * TILE + tl.arange(0, TILE))[None, :]
         index_t = (first + tl.arange(0, TOKENS))[:, None]
         in_channel, in_row = channel_c < CHANNELS, index_t < length - begin
-        table_row = table_ptr + tl.load(slot_ptr + row).to(tl.int64) * table_stride
-        read = tl.load(table_row + tl.maximum(begin - 1, 0) // BLOCK).to(tl.int64)
+        _, read = prompt_blocks(table_ptr, slot_ptr, row, begin, table_stride, BLOCK)
         tail_ptr = state_ptr + read * STATE_STRIDE + OFFSET + channel_c
         row_ptr = x_ptr + start.to(tl.int64) * X_STRIDE + channel_c
         sum_tc = tl.zeros([TOKENS, TILE], tl.float32)
@@ -108,8 +106,7 @@ def prompt_tail_kernel(
     row, start, begin, length = prompt_row(start_ptr, length_ptr, rows_ptr, tl.program_id(1), NUM_DECODES, COUNTED)
     channel_c = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = channel_c < CHANNELS
-    table_row = table_ptr + tl.load(slot_ptr + row).to(tl.int64) * table_stride
-    read = tl.load(table_row + tl.maximum(begin - 1, 0) // BLOCK).to(tl.int64)
+    table_row, read = prompt_blocks(table_ptr, slot_ptr, row, begin, table_stride, BLOCK)
     row_ptr = x_ptr + start.to(tl.int64) * X_STRIDE + channel_c
     blocks = tl.cdiv(length, BLOCK) - begin // BLOCK
     for piece in range(blocks):

@@ -21,9 +21,11 @@ from octavo.kernels.triton.state_rows import (
     decode_args,
     decode_blocks,
     is_counted,
+    is_decode,
     output,
     precision,
     prompt_args,
+    prompt_blocks,
     prompt_row,
     softplus,
     tile_of,
@@ -57,10 +59,7 @@ def decode_delta_kernel(
     """TILE_V values of one head of one row."""
     head = tl.program_id(0)
     row = tl.program_id(2)
-    is_wanted = row >= 0
-    if COUNTED:
-        is_wanted = row < tl.load(rows_ptr)
-    if is_wanted:
+    if is_decode(rows_ptr, row, COUNTED):
         position, read, write = decode_blocks(table_ptr, slot_ptr, length_ptr, row, table_stride, BLOCK)
         dim_k = tl.arange(0, KEY_PAD)
         dim_v = tl.program_id(1) * TILE_V + tl.arange(0, TILE_V)
@@ -188,8 +187,7 @@ def prompt_delta_kernel(
     dim_k = tl.arange(0, KEY_PAD)
     dim_v = tl.program_id(1) * TILE_V + tl.arange(0, TILE_V)
     in_key, in_value = dim_k < KEY, dim_v < VALUE
-    table_row = table_ptr + tl.load(slot_ptr + row).to(tl.int64) * table_stride
-    read = tl.load(table_row + tl.maximum(begin - 1, 0) // BLOCK).to(tl.int64)
+    table_row, read = prompt_blocks(table_ptr, slot_ptr, row, begin, table_stride, BLOCK)
     place_kv = head * (KEY * VALUE) + dim_k[:, None] * VALUE + dim_v[None, :]
     mask_kv = in_key[:, None] & in_value[None, :]
     state_kv = tl.load(state_ptr + read * STATE_STRIDE + place_kv, mask=mask_kv & (begin > 0), other=0.0)

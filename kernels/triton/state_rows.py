@@ -18,6 +18,15 @@ ROW_ARRAYS = ["slot_ptr", "start_ptr", "length_ptr", "rows_ptr"]
 
 
 @triton.jit
+def is_decode(rows_ptr, row, COUNTED: tl.constexpr):
+    """Whether a program's row is one; launches are for more where only the device knows how many there are."""
+    found = row >= 0
+    if COUNTED:
+        found = row < tl.load(rows_ptr)
+    return found
+
+
+@triton.jit
 def decode_blocks(table_ptr, slot_ptr, length_ptr, row, table_stride, BLOCK: tl.constexpr):
     """(position of the row's token, block of the state before it, of the state after it)."""
     position = tl.load(length_ptr + row) - 1
@@ -37,6 +46,13 @@ def prompt_row(start_ptr, length_ptr, rows_ptr, prompt, NUM_DECODES: tl.constexp
     end = tl.load(start_ptr + row + 1)
     length = tl.where(start < end, tl.load(length_ptr + row), 0)
     return row, start, length - (end - start), length
+
+
+@triton.jit
+def prompt_blocks(table_ptr, slot_ptr, row, begin, table_stride, BLOCK: tl.constexpr):
+    """(where the row's table begins, block of the state before position `begin`)."""
+    table_row = table_ptr + tl.load(slot_ptr + row).to(tl.int64) * table_stride
+    return table_row, tl.load(table_row + tl.maximum(begin - 1, 0) // BLOCK).to(tl.int64)
 
 
 @triton.jit

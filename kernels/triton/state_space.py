@@ -19,9 +19,11 @@ from octavo.kernels.triton.state_rows import (
     decode_args,
     decode_blocks,
     is_counted,
+    is_decode,
     output,
     precision,
     prompt_args,
+    prompt_blocks,
     prompt_row,
     softplus,
     tile_of,
@@ -46,10 +48,7 @@ def decode_space_kernel(
     """One head of one row."""
     head = tl.program_id(0)
     row = tl.program_id(1)
-    is_wanted = row >= 0
-    if COUNTED:
-        is_wanted = row < tl.load(rows_ptr)
-    if is_wanted:
+    if is_decode(rows_ptr, row, COUNTED):
         position, read, write = decode_blocks(table_ptr, slot_ptr, length_ptr, row, table_stride, BLOCK)
         dim_p = tl.arange(0, DIM_PAD)
         dim_n = tl.arange(0, STATE_PAD)
@@ -87,8 +86,7 @@ def prompt_space_kernel(
     dim_p = tl.program_id(2) * TILE_P + tl.arange(0, TILE_P)
     dim_n = tl.arange(0, STATE_PAD)
     in_dim, in_state = dim_p < DIM, dim_n < STATE
-    table_row = table_ptr + tl.load(slot_ptr + row).to(tl.int64) * table_stride
-    read = tl.load(table_row + tl.maximum(begin - 1, 0) // BLOCK).to(tl.int64)
+    table_row, read = prompt_blocks(table_ptr, slot_ptr, row, begin, table_stride, BLOCK)
     place_np = head * (DIM * STATE) + dim_p[None, :] * STATE + dim_n[:, None]
     mask_np = in_dim[None, :] & in_state[:, None]
     state_np = tl.load(state_ptr + read * STATE_STRIDE + place_np, mask=mask_np & (begin > 0), other=0.0)
