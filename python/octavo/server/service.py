@@ -72,7 +72,7 @@ def make_server(app: ASGIApp, limits: HttpLimits) -> _Server:
 
 
 class Service:
-    """One server and its engine, from start to end."""
+    """One server and its engine (whose process was started), from start to end."""
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class Service:
         self._servers: list[tuple[_Server, socket.socket]] = []
         if private is not None and admin_listener is not None:
             self._servers.append((make_server(private, limits), admin_listener))
+            log.info("the /admin routes listen on %s", base_url(config.host, admin_listener.getsockname()[1]))
         elif private is not None:
             app = beside(app, private)
         self._servers.append((make_server(app, limits), listener))
@@ -228,29 +229,11 @@ def _make_grpc(context: ServerContext, host: str, port: int) -> GrpcServer:
     return server
 
 
-def serve(
-    engine_config: EngineConfig,
-    config: ServerConfig,
-    listener: socket.socket,
-    admin_listener: socket.socket | None,
-    process: EngineProcess,
-) -> int:
-    """Serve with an engine whose process was started; the exit code. Problems of starting are OctavoErrors."""
+def run(service: Service) -> int:
+    """Serve, in an event loop of its own; the exit code. Problems of starting are OctavoErrors."""
     logs.add_filter(CallerFilter())
-    if admin_listener is not None:
-        log.info("the /admin routes listen on %s", base_url(config.host, admin_listener.getsockname()[1]))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_main(engine_config, config, listener, admin_listener, process))
-
-
-async def _main(
-    engine_config: EngineConfig,
-    config: ServerConfig,
-    listener: socket.socket,
-    admin_listener: socket.socket | None,
-    process: EngineProcess,
-) -> int:
-    return await Service(engine_config, config, listener, admin_listener, process).main()
+        return runner.run(service.main())
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

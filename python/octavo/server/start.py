@@ -65,8 +65,8 @@ def _run(engine_config: EngineConfig, config: ServerConfig) -> int:
     with early_signals.held():
         process = EngineProcess(engine_config)
         try:
-            from octavo.server.service import serve
+            from octavo.server import service
 
-            return serve(engine_config, config, listener, admin_listener, process)
+            return service.run(service.Service(engine_config, config, listener, admin_listener, process))
         finally:
             process.end()
