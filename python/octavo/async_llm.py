@@ -16,7 +16,7 @@ from octavo.config import EngineConfig, make_engine_config
 from octavo.engine.client import EngineClient, State
 from octavo.engine.inputs import Prompt, make_encoder, prompt_images, split_prompt
 from octavo.engine.outputs import Mode, OutputBuilder, check_mode
-from octavo.engine.request import RequestFactory, recommended_params
+from octavo.engine.request import PLAIN, RequestFactory, Terms, recommended_params
 from octavo.engine.spawn import EngineProcess
 from octavo.engine.streams import Stream
 from octavo.errors import ConfigError, EngineDeadError, RequestError
@@ -157,40 +157,23 @@ class AsyncLLM:
         params: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        deadline_s: float = 0.0,
-        tenant: int = 0,
-        weight: float = 1.0,
+        terms: Terms = PLAIN,
         first_choice: int = 0,
         media: PlacedMedia = NO_MEDIA,
     ) -> Stream:
         """Send a request; its deltas come through the stream.
 
         Args:
-            priority: Lower runs first under --scheduling-policy priority.
-            cache_salt: Requests share cached prefixes only within one salt.
-            deadline_s: Seconds after which a request that still waits is refused; 0: none.
-            tenant: Requests of different tenants take turns, in proportion to their `weight`s; 0: nobody in particular.
-            media: The prompt's images, placed among its ids (`ImageInputs.place`).
+            terms: How it is treated beside other requests.
             first_choice: The sequences draw as those from this one on of a larger `n` would, with the same seed.
+            media: The prompt's images, placed among its ids (`ImageInputs.place`).
 
         Raises:
             RequestError: The request is invalid for this model; nothing was sent.
             OverloadError: The engine is shutting down.
             EngineDeadError: The engine is dead or being restarted.
         """
-        request = self.factory.prepare(
-            prompt_token_ids,
-            params,
-            priority=priority,
-            cache_salt=cache_salt,
-            deadline_s=deadline_s,
-            tenant=tenant,
-            weight=weight,
-            first_choice=first_choice,
-            media=media,
-        )
+        request = self.factory.prepare(prompt_token_ids, params, terms=terms, first_choice=first_choice, media=media)
         return self._client.connection.submit(request, request_id)
 
     @property
@@ -216,7 +199,8 @@ class AsyncLLM:
         deadline_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield outputs of one prompt as they come: what is new ("delta"), all so far ("cumulative"), or only the
-        complete output ("final"). Leaving the loop aborts the request. Errors as for `submit`.
+        complete output ("final"). Leaving the loop aborts the request. Errors as for `submit`; `priority`, `cache_salt`
+        and `deadline_s`: see `Terms`.
         """
         check_mode(stream)
         await self.start()
@@ -225,9 +209,8 @@ class AsyncLLM:
             token_ids = await self._encode(text or "")
         params = sampling_params if sampling_params is not None else recommended_params(self.factory.facts)
         token_ids, media = await self._placed(token_ids, prompt_images(prompt))
-        request = self.factory.prepare(
-            token_ids, params, priority=priority, cache_salt=cache_salt, deadline_s=deadline_s, media=media
-        )
+        terms = Terms(priority, cache_salt, deadline_s)
+        request = self.factory.prepare(token_ids, params, terms=terms, media=media)
         deltas = self._client.connection.submit(request, request_id)
         builder = OutputBuilder(deltas.request_id, text, request, self.tokenizer, stream)
         try:

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from octavo import LLM, AsyncLLM, SamplingParams
+from octavo.engine.request import Terms
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OverloadError, RequestError
 
 from .conftest import ended, fake_config
@@ -167,7 +168,7 @@ async def test_a_full_queue_refuses_with_a_time() -> None:
 
 async def test_a_deadline_in_the_queue_refuses(slow_llm: AsyncLLM) -> None:
     running = [slow_llm.submit([1], ENDLESS) for _ in range(4)]
-    late = slow_llm.submit([2], ENDLESS, deadline_s=0.02)
+    late = slow_llm.submit([2], ENDLESS, terms=Terms(deadline_s=0.02))
     with pytest.raises(OverloadError, match="deadline"):
         async for _ in late:
             pass

@@ -13,7 +13,7 @@ import pytest
 from octavo._core import Delta
 from octavo.engine.build import build_engine
 from octavo.engine.loop import EngineLoop
-from octavo.engine.request import RequestFactory
+from octavo.engine.request import RequestFactory, Terms
 from octavo.engine.router import FrameRouter
 from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams
@@ -70,12 +70,8 @@ class Traffic:
             logprobs=r.choice([None, None, 2]),
             prompt_logprobs=r.choice([None, None, None, 1]),
         )
-        request = self.factory.prepare(
-            prompt,
-            params,
-            priority=r.randrange(3),
-            cache_salt=r.choice(["", "", "salt"]),
-        )
+        terms = Terms(priority=r.randrange(3), cache_salt=r.choice(["", "", "salt"]))
+        request = self.factory.prepare(prompt, params, terms=terms)
         heard = Heard(params.n)
         heard.number = self.router.submit(request, heard)
         self.all.append(heard)

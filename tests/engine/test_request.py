@@ -10,7 +10,7 @@ import pytest
 
 from octavo._core import Tokenizer
 from octavo.engine.inputs import prompt_list, split_prompt
-from octavo.engine.request import EngineRequest, RequestFactory, recommended_params
+from octavo.engine.request import EngineRequest, RequestFactory, Terms, recommended_params
 from octavo.errors import RequestError
 from octavo.protocol import ModelFacts
 from octavo.sampling_params import SamplingParams
@@ -135,7 +135,7 @@ def test_text_parameters_need_a_tokenizer(param: str) -> None:
 
 def test_priority_must_fit_the_frame(factory: RequestFactory) -> None:
     with pytest.raises(RequestError, match="priority"):
-        factory.prepare([1], SamplingParams(), priority=2**31)
+        factory.prepare([1], SamplingParams(), terms=Terms(priority=2**31))
 
 
 def test_recommended_params() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo._core import Tokenizer
 from octavo.config import EngineConfig
+from octavo.engine.request import PLAIN, Terms
 from octavo.errors import RequestError
 from octavo.multimodal.placed import NO_MEDIA, PlacedMedia
 from octavo.protocol import ModelFacts
@@ -64,10 +65,7 @@ class Submitted:
 
     token_ids: list[int]
     params: SamplingParams
-    priority: int
-    cache_salt: str
-    tenant: int = 0
-    weight: float = 1.0
+    terms: Terms
     first_choice: int = 0
 
 
@@ -194,11 +192,7 @@ class FakeLLM:
         params: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        deadline_s: float = 0.0,
-        tenant: int = 0,
-        weight: float = 1.0,
+        terms: Terms = PLAIN,
         first_choice: int = 0,
         media: PlacedMedia = NO_MEDIA,
     ) -> FakeStream:
@@ -208,7 +202,7 @@ class FakeLLM:
         if any(not 0 <= i < self.facts.vocab_size for i in prompt_token_ids):
             raise RequestError("the prompt has a token id outside the vocabulary", "prompt")
         params.check_vocabulary(self.facts.vocab_size)
-        request = Submitted(list(prompt_token_ids), params, priority, cache_salt, tenant, weight, first_choice)
+        request = Submitted(list(prompt_token_ids), params, terms, first_choice)
         self.submitted.append(request)
         stream = FakeStream(self.script(request))
         self.streams.append(stream)

@@ -115,7 +115,7 @@ async def test_a_batch(make: Made, llm: FakeLLM) -> None:
     usages = [each["response"]["body"]["usage"] for each in outputs]
     assert done.usage.total_tokens == sum(usage["total_tokens"] for usage in usages)
     assert done.usage.output_tokens == 600
-    assert {request.priority for request in llm.submitted} == {1000}
+    assert {request.terms.priority for request in llm.submitted} == {1000}
     assert all(stream.closed for stream in llm.streams)
 
 

@@ -79,7 +79,7 @@ async def test_every_sampling_field_arrives(client: httpx.AsyncClient, llm: Fake
         assert getattr(got.params, name) == value, name
     assert got.params.logit_bias == {5: 1.0}
     assert got.params.logprobs == 2
-    assert (got.priority, got.cache_salt) == (-3, "s")
+    assert (got.terms.priority, got.terms.cache_salt) == (-3, "s")
 
 
 async def test_defaults(client: httpx.AsyncClient, llm: FakeLLM) -> None:

@@ -196,8 +196,8 @@ async def test_output_tokens_are_limited_but_never_silently(client: httpx.AsyncC
 async def test_the_engine_learns_whose_request_it_is(client: httpx.AsyncClient, llm: FakeLLM) -> None:
     for key, priority in (("own-key", -3), ("slow-key", -3), ("slow-key", 9), ("thrifty-key", -3)):
         assert (await ask(client, key, priority=priority, max_tokens=1)).status_code == 200
-    own, slow, modest, thrifty = llm.submitted
-    assert [request.priority for request in llm.submitted] == [-3, 5, 9, -3]
+    own, slow, modest, thrifty = (request.terms for request in llm.submitted)
+    assert [terms.priority for terms in (own, slow, modest, thrifty)] == [-3, 5, 9, -3]
     assert own.tenant == 0
     assert slow.tenant == modest.tenant
     assert len({own.tenant, slow.tenant, thrifty.tenant}) == 3

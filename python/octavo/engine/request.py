@@ -22,6 +22,24 @@ MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """How the engine treats a request beside others."""
+
+    priority: int = 0
+    """Lower runs first under --scheduling-policy priority."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only within one salt."""
+    deadline_s: float = 0.0
+    """After which a request that still waits is refused; 0: none."""
+    tenant: int = 0
+    """Requests of different tenants take turns, in proportion to their `weight`s; 0: nobody in particular."""
+    weight: float = 1.0
+
+
+PLAIN = Terms()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One valid request, fully resolved; it has no number yet."""
 
@@ -32,19 +50,13 @@ class EngineRequest:
     """Ids that end a sequence; the model's EOS ids are among them unless the request ignores EOS."""
     wire: bytes
     """What the worker reads: JSON of the parameters and the resolved seed, EOS ids and bad-word ids."""
-    priority: int = 0
-    cache_salt: bytes = b""
-    deadline_s: float = 0.0
-    tenant: int = 0
-    weight: float = 1.0
-    grammar: bytes = b""
-    """The constraint on the output."""
-    media: PlacedMedia = NO_MEDIA
+    terms: Terms
+    media: PlacedMedia
     """The prompt's images."""
 
     def encode(self, request_id: int) -> bytes:
         """The frame that adds this request."""
-        params = self.params
+        params, terms = self.params, self.terms
         return encode_add(
             request_id=request_id,
             prompt_token_ids=self.prompt_token_ids,
@@ -52,15 +64,15 @@ class EngineRequest:
             max_tokens=self.max_tokens,
             min_tokens=params.min_tokens,
             stop_token_ids=self.stop_token_ids,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-            deadline_s=self.deadline_s,
+            priority=terms.priority,
+            cache_salt=terms.cache_salt.encode(),
+            deadline_s=terms.deadline_s,
             logprobs=-1 if params.logprobs is None else params.logprobs,
             prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             params=self.wire,
-            tenant=self.tenant,
-            weight=max(1, round(1000 * self.weight)),
-            grammar=self.grammar,
+            tenant=terms.tenant,
+            weight=max(1, round(1000 * terms.weight)),
+            grammar=params.grammar,
             media=self.media.spans,
             media_data=self.media.data,
         )
@@ -104,11 +116,7 @@ class RequestFactory:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
-        cache_salt: str = "",
-        deadline_s: float = 0.0,
-        tenant: int = 0,
-        weight: float = 1.0,
+        terms: Terms = PLAIN,
         first_choice: int = 0,
         media: PlacedMedia = NO_MEDIA,
     ) -> EngineRequest:
@@ -121,8 +129,8 @@ class RequestFactory:
             raise RequestError(f"this model does not generate text (its task is {self.facts.task})", "model")
         prompt = self._check_prompt(prompt_token_ids)
         self._check_params(params)
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise RequestError(f"priority must be within ±{MAX_PRIORITY}, got {priority}", "priority")
+        if not -MAX_PRIORITY <= terms.priority <= MAX_PRIORITY:
+            raise RequestError(f"priority must be within ±{MAX_PRIORITY}, got {terms.priority}", "priority")
         eos = [] if params.ignore_eos else list(self.facts.eos_token_ids)
         stop_token_ids = list(dict.fromkeys([*eos, *params.stop_token_ids]))
         wire = params.to_wire(
@@ -133,20 +141,7 @@ class RequestFactory:
             **({"first_choice": first_choice} if first_choice else {}),
         )
         max_tokens = self._max_tokens(len(prompt), params)
-        return EngineRequest(
-            prompt,
-            params,
-            max_tokens,
-            stop_token_ids,
-            wire,
-            priority,
-            cache_salt.encode(),
-            deadline_s,
-            tenant,
-            weight,
-            params.grammar,
-            media,
-        )
+        return EngineRequest(prompt, params, max_tokens, stop_token_ids, wire, terms, media)
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """The prompt as a list of ids that the model knows, with room for one token more."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo._core import Delta
+from octavo.engine.request import Terms
 from octavo.sampling_params import SamplingParams
 from octavo.server.call_record import ABORTED, CallRecord, outcome_of
 from octavo.server.errors import ApiError, UnavailableError
@@ -65,10 +66,14 @@ class Generation:
         """Tasks that fill `_arrived`, when there are several streams."""
         self._llm, self._overload = context.llm, context.overload
         self._tenant = tenant
-        self._priority = tenant.limit_priority(priority)
-        self._cache_salt = cache_salt or ""
-        # Work that nobody waits for at the other end of a connection may wait as long as it takes.
-        self._deadline_s = context.config.max_queue_s if self.record.caller.counts else 0.0
+        self._terms = Terms(
+            tenant.limit_priority(priority),
+            cache_salt or "",
+            # Work that nobody waits for at the other end of a connection may wait as long as it takes.
+            deadline_s=context.config.max_queue_s if self.record.caller.counts else 0.0,
+            tenant=tenant.wire_id,
+            weight=tenant.spec.weight,
+        )
         try:
             for prompt in prompts:
                 self._streams.append(self._submit(prompt, params))
@@ -82,15 +87,7 @@ class Generation:
 
     def _submit(self, prompt: Prompt, params: SamplingParams) -> Stream:
         return self._llm.submit(
-            prompt.token_ids,
-            params,
-            priority=self._priority,
-            cache_salt=self._cache_salt,
-            deadline_s=self._deadline_s,
-            tenant=self._tenant.wire_id,
-            weight=self._tenant.spec.weight,
-            first_choice=prompt.first_choice,
-            media=prompt.media,
+            prompt.token_ids, params, terms=self._terms, first_choice=prompt.first_choice, media=prompt.media
         )
 
     def replace(self, number: int, prompt: Prompt, params: SamplingParams) -> None:

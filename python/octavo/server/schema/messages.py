@@ -15,7 +15,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.anthropic.conversation import to_chat
 from octavo.server.events import ToolName, TurnRequest
 from octavo.server.schema.response_format import beside
-from octavo.server.schema.sampling import FIELDS, sampling_params
+from octavo.server.schema.sampling import FIELDS, check_terms, sampling_params
 from octavo.server.schema.unknown import parse_body
 from octavo.server.schema.words import renamed
 from octavo.structured_outputs import StructuredOutputs
@@ -113,10 +113,7 @@ def parse_messages(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
         if body.get(name) not in (None, [], {}):
             raise RequestError(f"{name} {message}", param=name, code="unsupported")
     wanted = parse_body(MessagesRequest, body, (*FIELDS, *REFUSED))
-    if wanted.cache_salt is not None and not 1 <= len(wanted.cache_salt) <= 1024:
-        raise RequestError("cache_salt must have 1 to 1024 characters", param="cache_salt")
-    if not -(2**31) <= wanted.priority < 2**31:
-        raise RequestError("priority must be a 32-bit integer", param="priority")
+    check_terms(wanted.priority, wanted.cache_salt)
     thinking = wanted.thinking
     if thinking is not None and thinking.budget_tokens is not None and thinking.budget_tokens >= wanted.max_tokens:
         raise RequestError("thinking.budget_tokens must be less than max_tokens", param="thinking.budget_tokens")

@@ -13,7 +13,7 @@ from octavo.chat_template import check_template_kwargs
 from octavo.errors import RequestError
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.server.schema.response_format import beside
-from octavo.server.schema.sampling import FIELDS, sampling_params
+from octavo.server.schema.sampling import FIELDS, check_terms, sampling_params
 from octavo.server.schema.unknown import parse_body
 from octavo.server.schema.words import renamed
 from octavo.structured_outputs import StructuredOutputs
@@ -169,10 +169,7 @@ def _check(wanted: ResponsesRequest) -> None:
         raise RequestError("max_tool_calls must be at least 1", param="max_tool_calls")
     if wanted.background and wanted.store is False:
         raise RequestError("background needs store: the response is fetched later", param="background")
-    if not -(2**31) <= wanted.priority < 2**31:
-        raise RequestError("priority must be a 32-bit integer", param="priority")
-    if wanted.cache_salt is not None and not 1 <= len(wanted.cache_salt) <= 1024:
-        raise RequestError("cache_salt must have 1 to 1024 characters", param="cache_salt")
+    check_terms(wanted.priority, wanted.cache_salt)
     check_metadata(wanted.metadata or {})
     check_template_kwargs(wanted.chat_template_kwargs or {})
 

@@ -61,10 +61,15 @@ class CommonRequest:
             raise RequestError("best_of is not supported: it must equal n", param="best_of", code="unsupported")
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs can't be streamed: leave stream out", param="prompt_logprobs")
-        if not -(2**31) <= self.priority < 2**31:
-            raise RequestError("priority must be a 32-bit integer", param="priority")
-        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= 1024:
-            raise RequestError("cache_salt must have 1 to 1024 characters", param="cache_salt")
+        check_terms(self.priority, self.cache_salt)
+
+
+def check_terms(priority: int, cache_salt: str | None) -> None:
+    """What every body may ask for beside its own API's fields. `RequestError` for a value that can't be."""
+    if not -(2**31) <= priority < 2**31:
+        raise RequestError("priority must be a 32-bit integer", param="priority")
+    if cache_salt is not None and not 1 <= len(cache_salt) <= 1024:
+        raise RequestError("cache_salt must have 1 to 1024 characters", param="cache_salt")
 
 
 def sampling_params(body: Mapping[str, Any], defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
