@@ -146,6 +146,6 @@ def test_rotation_keeps_dtype_and_rounds_once() -> None:
 
 @pytest.mark.parametrize(("kind", "dim", "message"), [("su", 16, "rope type 'su'"), ("default", 7, "must be even")])
 def test_refused(kind: str, dim: int, message: str) -> None:
-    spec = RotarySpec(type=kind, theta=10000.0, rotary_dim=dim, factor=1.0, original_max_position=64)
+    spec = RotarySpec(type=kind, rotary_dim=dim, original_max_position=64)
     with pytest.raises(ModelError, match=message):
         Rotary(spec, 64, device=torch.device("cpu"))

@@ -26,32 +26,41 @@ from octavo.errors import ModelError
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class RotarySpec:
-    """A rotary embedding. Fields past `factor` are read by the types that their names tell (models/config.py)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Angles of a rotary embedding. Fields past `theta` have a meaning only for the types that use them."""
 
-    type: str
-    theta: float
-    rotary_dim: int
-    factor: float
-    original_max_position: int
+    type: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position: int = 0
+    """The length that the model was trained at before scaling (llama3, yarn, dynamic, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    """None: the type's formula decides (yarn: from `factor` and the mscales)."""
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
+    """Wavelengths of longrope are multiplied by it up to the trained length, and by `long_factor` past it."""
     long_factor: tuple[float, ...] = ()
+    axes: tuple[int, ...] = ()
+    """Of each angle, by which position it turns where a token has three (0 time, 1 height, 2 width); empty: it has one.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotarySpec(Rope):
+    """What is rotated by them."""
+
+    rotary_dim: int
     proportion: float = 1.0
     """Of the angles of a head, which are not 0 (proportional)."""
     is_interleaved: bool = False
     """Neighbouring dims are rotated together (rotary.py)."""
-    axes: tuple[int, ...] = ()
-    """Of each angle, by which position it turns where a token has three (0 time, 1 height, 2 width); empty: it has one.
-    """
 
 
 Powers = Callable[[float, int], Floats]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.models.config import NormalConfig
-from octavo.models.family import BlockSpec, Family, Names, layer_kind
+from octavo.models.family import BlockSpec, Family, layer_kind
 from octavo.models.layer_kinds import RECURRENT
 from octavo.models.llama import llama_block
-from octavo.models.space_layers import SPACE_DEFAULTS, space_spec
+from octavo.models.space_layers import SPACE_DEFAULTS, SPACE_NAMES, space_spec
 
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
@@ -28,13 +28,6 @@ DEFAULTS = {
 """model_type -> what its config.json means where it is silent."""
 
 FAMILY = Family(
-    names=Names(
-        final_norm="model.final_layernorm",
-        mlp_norm="pre_ff_layernorm",
-        gate="feed_forward.gate_proj",
-        up="feed_forward.up_proj",
-        down="feed_forward.down_proj",
-        recurrent="mamba",
-    ),
+    names=SPACE_NAMES,
     block=_block,
 )

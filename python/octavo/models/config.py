@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.layers.frequencies import Rope
 from octavo.layers.quant.stored import Quantization
 from octavo.models.config_reader import Reader
 from octavo.models.experts_config import ExpertsConfig, read_experts
@@ -20,32 +21,12 @@ from octavo.models.native import DEFAULT_ARCHITECTURES
 from octavo.models.quantization import read_quantization
 
 
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding. Fields past `partial_rotary_factor` have a meaning only for the types that use them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig(Rope):
+    """Rotary embedding of heads of any size."""
 
-    `original_max_position` is the length that the model was trained at before scaling (llama3, yarn, dynamic,
-    longrope). `attention_factor` None: the type's formula decides (yarn: from `factor` and the mscales). Of longrope,
-    wavelengths are multiplied by `short_factor` up to that length, and by `long_factor` past it.
-    """
-
-    type: str = "default"
-    theta: float = 10000.0
     partial_rotary_factor: float = 1.0
-    factor: float = 1.0
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-    axes: tuple[int, ...] = ()
-    """See `RotarySpec.axes`."""
+    """How much of a head is rotated."""
 
 
 @dataclass(frozen=True, slots=True)

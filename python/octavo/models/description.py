@@ -9,11 +9,11 @@ Shape suffixes: f rotary_dim / 2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.layers.activation_names import KINDS
-from octavo.layers.frequencies import FREQUENCIES, RotarySpec, frequencies
+from octavo.layers.frequencies import FREQUENCIES, Rope, RotarySpec, frequencies
 from octavo.models.config import RENAMED, NormalConfig, RopeConfig
 from octavo.models.gemma_config import NORM_SHIFT, gemma_config
 
@@ -121,7 +121,7 @@ def describe(config: NormalConfig, max_length: int) -> Description:
     ropes = [config.rope]
     if family.has_local_rope:
         ropes.append(RopeConfig(theta=gemma_config(config).local_theta))
-    fields = {
+    own = {
         "activation": ACTIVATIONS[config.hidden_act],
         "layer_ropes": tuple(int(family.has_local_rope and window > 0) for window in config.layer_windows),
         "attention_scale": config.head_dim**-0.5,
@@ -143,7 +143,7 @@ def describe(config: NormalConfig, max_length: int) -> Description:
         qkv_bias=config.qkv_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=config.o_bias and family.has_biases,
         mlp_bias=config.mlp_bias and family.has_biases,
-        **fields,
+        **own,
     )
 
 
@@ -156,21 +156,7 @@ def rotary_spec(rope: RopeConfig, head_dim: int) -> RotarySpec:
     """A rotary embedding of heads of `head_dim`."""
     is_whole = rope.type == "proportional"  # all dims are rotated, the last ones by nothing
     return RotarySpec(
-        type=rope.type,
-        theta=rope.theta,
+        **{shared.name: getattr(rope, shared.name) for shared in fields(Rope)},
         rotary_dim=head_dim if is_whole else int(head_dim * rope.partial_rotary_factor),
         proportion=rope.partial_rotary_factor if is_whole else 1.0,
-        factor=rope.factor,
-        original_max_position=rope.original_max_position,
-        low_freq_factor=rope.low_freq_factor,
-        high_freq_factor=rope.high_freq_factor,
-        beta_fast=rope.beta_fast,
-        beta_slow=rope.beta_slow,
-        attention_factor=rope.attention_factor,
-        mscale=rope.mscale,
-        mscale_all_dim=rope.mscale_all_dim,
-        truncate=rope.truncate,
-        short_factor=rope.short_factor,
-        long_factor=rope.long_factor,
-        axes=rope.axes,
     )

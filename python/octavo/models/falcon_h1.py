@@ -13,9 +13,9 @@ from torch import Tensor
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.config_reader import Reader
-from octavo.models.family import BlockSpec, Family, Names, Scales, Tensors
+from octavo.models.family import BlockSpec, Family, Scales, Tensors
 from octavo.models.llama import llama_block
-from octavo.models.space_layers import SPACE_DEFAULTS, space_spec
+from octavo.models.space_layers import SPACE_DEFAULTS, SPACE_NAMES, space_spec
 
 
 def _block(config: NormalConfig, layer: int) -> BlockSpec:
@@ -94,14 +94,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """model_type -> what its config.json means where it is silent."""
 
 FAMILY = Family(
-    names=Names(
-        final_norm="model.final_layernorm",
-        mlp_norm="pre_ff_layernorm",
-        gate="feed_forward.gate_proj",
-        up="feed_forward.up_proj",
-        down="feed_forward.down_proj",
-        recurrent="mamba",
-    ),
+    names=SPACE_NAMES,
     block=_block,
     scales=_scales,
     convert=_convert,

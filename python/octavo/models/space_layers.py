@@ -10,6 +10,7 @@ from octavo.errors import ModelError
 from octavo.layers.state_space import StateSpaceSpec
 from octavo.models.config import NormalConfig
 from octavo.models.config_reader import Reader
+from octavo.models.family import Names
 
 
 def space_spec(config: NormalConfig) -> StateSpaceSpec:
@@ -55,6 +56,16 @@ def step_limits(value: Any) -> tuple[float, float]:
         raise ModelError(f"config.json: time_step_limit is {value!r}, not two numbers") from None
     return low, high
 
+
+SPACE_NAMES = Names(
+    final_norm="model.final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    recurrent="mamba",
+)
+"""Of Bamba and Falcon-H1."""
 
 SPACE_DEFAULTS: dict[str, Any] = {
     "layer_types": None,
