@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fp8_checkpoints import write
+from fp8_checkpoints import keep_on_device, write
 from paged_driver import PagedDriver
 from safetensors.torch import load_file, save_file
 from tiny_models import make_reference, read_config, read_tensors, save
@@ -36,6 +36,7 @@ from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantiz
 from octavo.layers.chosen_experts import ChosenExperts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant import fp8
+from octavo.models import transformers_guess
 from octavo.models.registry import build_model, footprint, with_wide_ends
 from octavo.models.transformers_layers import SwappedMLP
 from octavo.models.transformers_linears import SwappedLinear
@@ -210,9 +211,23 @@ def test_ends_stay_wide(tmp_path: Path, on_device: None) -> None:
     }
 
 
-def test_a_class_that_can_not_be_watched_is_not_rounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["dbrx", "jetmoe", "reformer", "xmod"])
+def test_classes_that_look_at_values_are_watched(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At which experts are chosen, and how often; at the greatest position; at a mask of languages."""
+    keep_on_device(monkeypatch)
+    model = build(tiny(model_type, tmp_path)[1], "fp8")
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    routers = {"dbrx": r"router", "jetmoe": r"router"}.get(model_type, "^$")
+    assert all(re.search(rf"lm_head|{routers}", name) for name in linears), linears
+    assert len(rounded(model)) >= 4
+
+
+def test_a_class_that_can_not_be_watched_is_not_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_guess, "ANSWERS", {})
     folder = tiny("reformer", tmp_path)[1]
-    with pytest.raises(ModelError, match="--quantization fp8 can't run ReformerModelWithLMHead: use none"):
+    with pytest.raises(ModelError, match=r"fp8 can't run ReformerModelWithLMHead \(it can't be watched.*: use none"):
         build(folder, "fp8")
 
 

@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fp8_checkpoints import keep_on_device, read, write
+from tiny_models import read_config, read_tensors
 
 from octavo import LLM, SamplingParams
+from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
+from octavo.layers.quant.methods import fits
+from octavo.models.mamba2 import Mamba2
+from octavo.models.registry import build_model, with_wide_ends
+from octavo.models.weights import linears_of
+
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 OPTIONS: dict[str, Any] = {
     "runner": "torch",
@@ -102,3 +111,36 @@ def test_siblings_and_logprobs(folder: Path, reference: Any) -> None:
         token = prompt[position + 1]
         assert entries is not None
         assert abs(entries[token].logprob - float(expected[position, token])) < 1e-3
+
+
+def test_products_are_rounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they load, or as a checkpoint has them; the first layers' stay wide if asked for."""
+    keep_on_device(monkeypatch)
+    config = read_config(folder)
+    exact, model = (build_model(config, dtype=torch.float32, device=CPU, quantization=kind) for kind in ("none", "fp8"))
+    for each in (exact, model):
+        assert isinstance(each, Mamba2)
+        each.load_weights(read_tensors(folder))
+    for wide, layer in zip(linears_of(exact), linears_of(model), strict=True):
+        if fits(layer):
+            assert layer.weight.dtype == FP8
+            assert layer.weight_scale is not None
+            error = (dequantize_rows(layer.weight, layer.weight_scale) - wide.weight).norm()
+            assert 0.01 * wide.weight.norm() < error < 0.035 * wide.weight.norm()
+        else:
+            assert torch.equal(layer.weight, wide.weight)
+    assert sum(layer.weight.dtype == FP8 for layer in linears_of(model)) >= 3
+    ends = build_model(with_wide_ends(config, (1, 0), (0, 0)), dtype=torch.bfloat16, device=META, quantization="fp8")
+    assert isinstance(ends, Mamba2)
+    kept = [[layer.weight.dtype == FP8 for layer in linears_of(block)] for block in ends.layers()]
+    assert not any(kept[0])
+    assert all(any(block) for block in kept[1:])
+    made = write(folder, folder.parent / f"{folder.name}-fp8", "ct-channel", ignored=("lm_head",))
+    stored = read(made.folder, "fp8")
+    assert isinstance(stored, Mamba2)
+    for block, layers in enumerate(stored.layers()):
+        for layer in linears_of(layers):
+            if layer.weight_scale is not None:
+                (name,) = layer.shards
+                found = dequantize_rows(layer.weight, layer.weight_scale)
+                assert torch.equal(found, made.tensors[f"backbone.layers.{block}.{name}.weight"])

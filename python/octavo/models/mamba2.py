@@ -5,7 +5,7 @@ Shape suffixes: t tokens of the step, s sampled rows, m model dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,13 +13,17 @@ from torch import Tensor, nn
 
 from octavo.attention.base import AttentionBackend, ForwardContext
 from octavo.layers.embedding import Embedding
-from octavo.layers.linear import dense
+from octavo.layers.linear import Choice, Choices, dense
 from octavo.layers.norm import NormSpec, RMSNorm
 from octavo.layers.parts import Parts
+from octavo.layers.quant.fp8_tensors import as_kept
 from octavo.layers.state_space import StateSpaceMixer, StateSpaceSpec
 from octavo.models.config import NormalConfig
 from octavo.models.images import ImageEncoder
 from octavo.models.weights import finish_products, load_strict
+
+LAYER = "backbone.layers.{i}"
+"""What checkpoints call a block."""
 
 
 def mixer_spec(text: Any) -> StateSpaceSpec:
@@ -43,11 +47,18 @@ class Block(nn.Module):
     """Residuals in fp32, as most checkpoints have them, or in the model's numbers."""
 
     def __init__(
-        self, spec: StateSpaceSpec, layer: int, *, is_wide: bool, dtype: torch.dtype, device: torch.device
+        self,
+        spec: StateSpaceSpec,
+        layer: int,
+        choose: Choice,
+        *,
+        is_wide: bool,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.norm = RMSNorm(spec.hidden_size, NormSpec(spec.norm_eps), dtype=dtype, device=device)
-        self.mixer = StateSpaceMixer(spec, layer, Parts(dense, dtype, device, "mixer"))
+        self.mixer = StateSpaceMixer(spec, layer, Parts(choose, dtype, device, "mixer"))
         self.is_wide = is_wide
 
     def forward(self, hidden_tm: Tensor, ctx: ForwardContext) -> Tensor:
@@ -64,16 +75,33 @@ class Mamba2(nn.Module):
     reads_together = False
     images: ImageEncoder | None = None
 
-    def __init__(self, config: NormalConfig, text: Any, *, dtype: torch.dtype, device: torch.device) -> None:
-        """`text`: Transformers' config of the model."""
+    def __init__(
+        self,
+        config: NormalConfig,
+        text: Any,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        choose: Callable[[int, str], Choices] = lambda layer, prefix: Choices(dense, dense),
+    ) -> None:
+        """`text`: Transformers' config of the model; `choose` gives the methods of a block's products (its number, its
+        prefix)."""
         super().__init__()
         spec = mixer_spec(text)
         self.vocab_size = config.vocab_size
         self.embed = Embedding(config.vocab_size, spec.hidden_size, dtype=dtype, device=device)
         self.blocks = nn.ModuleList(
-            Block(spec, layer, is_wide=text.residual_in_fp32, dtype=dtype, device=device)
+            Block(
+                spec,
+                layer,
+                choose(layer, LAYER.format(i=layer)).mixer,
+                is_wide=text.residual_in_fp32,
+                dtype=dtype,
+                device=device,
+            )
             for layer in range(config.num_layers)
         )
+        self.quantization = config.quantization
         self.norm = RMSNorm(spec.hidden_size, NormSpec(spec.norm_eps), dtype=dtype, device=device)
         self.is_tied = config.tie_word_embeddings
         self.head = (
@@ -111,8 +139,9 @@ class Mamba2(nn.Module):
         if not self.is_tied:
             slots["lm_head.weight"] = self.head.weight
         for layer, block in enumerate(self.layers()):
-            prefix = f"backbone.layers.{layer}"
+            prefix = LAYER.format(i=layer)
             slots[f"{prefix}.norm.weight"] = block.norm.weight
             slots |= {f"{prefix}.{name}": slot for name, slot in block.mixer.slots().items()}
-        load_strict(slots, {"lm_head.weight": "backbone.embeddings.weight"} if self.is_tied else {}, tensors)
+        tied = {"lm_head.weight": "backbone.embeddings.weight"} if self.is_tied else {}
+        load_strict(slots, tied, as_kept(tensors, slots, self.quantization))
         finish_products(self)

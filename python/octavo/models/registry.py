@@ -144,15 +144,13 @@ def _foreign(
     has_kernels: bool,
 ) -> CausalLM:
     """A model whose config is Transformers', the quickest way that it runs."""
-    refused = ModelError(f"--quantization {quantization} can't run {config.architecture}: use none")
     if config.architecture in STATE_SPACE:
         from octavo.models.transformers_config import foreign_config  # imports Transformers: seconds
 
-        if quantization != "none":
-            raise refused
         module, attribute = STATE_SPACE[config.architecture].split(":")
         model_class: Callable[..., CausalLM] = getattr(import_module(module), attribute)
-        return model_class(config, foreign_config(config.raw), dtype=dtype, device=device)
+        choose = partial(choose_methods, config, quantization)
+        return model_class(config, foreign_config(config.raw), dtype=dtype, device=device, choose=choose)
     from octavo.models.transformers_backend import TransformersModel
     from octavo.models.transformers_build import NotPackableError
     from octavo.models.transformers_rows import TransformersRows
@@ -174,7 +172,8 @@ def _foreign(
             logger.warning("%s; it runs row by row with Transformers' own cache: right, not fast", reason)
         model = TransformersRows(config, **options)
     if quantization != "none" and config.quantization is None and not model.replaced.can_be_rounded:
-        raise refused
+        why = "; ".join(model.replaced.left.values()) or "it has no linear layers"
+        raise ModelError(f"--quantization {quantization} can't run {config.architecture} ({why}): use none")
     if device.type != "meta":
         logger.info("%s: Octavo's layers are %s", config.architecture, model.replaced)
     return model
