@@ -29,7 +29,7 @@ def test_each_api_names_a_field_once(caplog: pytest.LogCaptureFixture) -> None:
         parse_responses({"input": "x", "verbosty": "low"}, {})
         parse_embedding({"input": "x", "poling": "cls"}, 8)
     named = [str(record.args[0]) for record in caplog.records if isinstance(record.args, tuple) and record.args]
-    assert named == ["temprature", "n_best", "top_a", "verbosty", "poling"]
+    assert named == [f"the field {name!r}" for name in ("temprature", "n_best", "top_a", "verbosty", "poling")]
 
 
 def test_fields_that_are_read_are_not_named(caplog: pytest.LogCaptureFixture) -> None:

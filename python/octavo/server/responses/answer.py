@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +24,7 @@ from octavo.server.events import (
 )
 from octavo.server.logprobs import Row, chat_entries
 from octavo.server.responses.items import new_id, sealed
-from octavo.server.responses.tools import Toolbox
+from octavo.server.responses.tools import Toolbox, free_input
 from octavo.server.schema.responses import ResponsesRequest
 
 Event = dict[str, Any]
@@ -101,10 +101,20 @@ class ResponseWriter:
     Args:
         response: As `new_response` made it; changed in place.
         seals_reasoning: Reasoning items also carry `encrypted_content`.
+        custom: Names of tools whose calls have text in place of arguments.
     """
 
-    def __init__(self, context: ServerContext, response: Item, *, logprobs: bool, seals_reasoning: bool) -> None:
+    def __init__(
+        self,
+        context: ServerContext,
+        response: Item,
+        *,
+        logprobs: bool,
+        seals_reasoning: bool,
+        custom: Set[str] = frozenset(),
+    ) -> None:
         self.response = response
+        self._custom = custom
         self._context = context
         self._logprobs = logprobs
         self._seals_reasoning = seals_reasoning
@@ -147,10 +157,12 @@ class ResponseWriter:
             yield self.in_item("response.reasoning_text.delta", content_index=0, delta=event.text)
         elif isinstance(event, ToolCallStart):
             yield from self.close_item()
-            yield from self.open_item("function_call", call_id=event.id, name=event.name, arguments="")
+            kind, said = ("custom_tool_call", "input") if event.name in self._custom else ("function_call", "arguments")
+            yield from self.open_item(kind, call_id=event.id, name=event.name, **{said: ""})
         elif isinstance(event, ToolCallDelta):
             self._pieces.append(event.arguments)
-            yield self.in_item("response.function_call_arguments.delta", delta=event.arguments)
+            if self._item is not None and self._item["type"] == "function_call":
+                yield self.in_item("response.function_call_arguments.delta", delta=event.arguments)
 
     def _text(self, event: ContentDelta) -> Iterator[Event]:
         if not event.text and self._item is None:
@@ -224,6 +236,13 @@ class ResponseWriter:
         yield self.in_item("response.function_call_arguments.done", arguments=text, name=item["name"])
         item["arguments"] = text
 
+    def _close_custom(self, item: Item, arguments: str) -> Iterator[Event]:
+        """The text comes in one piece, as it is only known once the JSON around it is complete."""
+        text = free_input(arguments)
+        yield self.in_item("response.custom_tool_call_input.delta", delta=text)
+        yield self.in_item("response.custom_tool_call_input.done", input=text)
+        item["input"] = text
+
     def finish(self, reason: str, usages: Sequence[dict[str, Any]]) -> Iterator[Event]:
         """The last events after a turn that ended for `reason`."""
         cut = reason == "length"
@@ -258,4 +277,5 @@ _CLOSERS = {
     "message": ResponseWriter._close_message,
     "reasoning": ResponseWriter._close_reasoning,
     "function_call": ResponseWriter._close_call,
+    "custom_tool_call": ResponseWriter._close_custom,
 }

@@ -24,6 +24,8 @@ ID_PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "mcp_call": "mcp",
     "mcp_list_tools": "mcpl",
     "mcp_approval_request": "mcpr",
@@ -217,12 +219,15 @@ class _Reader:
         call_id, name = _string(item, "call_id", where), _string(item, "name", where)
         self._call(call_id, name, _string(item, "arguments", where), where)
 
+    def custom_tool_call(self, item: Item, where: str) -> None:
+        """The model wrote its text as the one argument of a function."""
+        call_id, name = _string(item, "call_id", where), _string(item, "name", where)
+        self._call(call_id, name, json.dumps({"input": _string(item, "input", where)}, ensure_ascii=False), where)
+
     def function_call_output(self, item: Item, where: str) -> None:
         call_id = _string(item, "call_id", where)
         if call_id not in self._names:
-            raise RequestError(
-                f"{where}.call_id: no function_call with the id {call_id[:80]!r} comes before it", param="input"
-            )
+            raise RequestError(f"{where}.call_id: no call with the id {call_id[:80]!r} comes before it", param="input")
         self._result(call_id, _joined(_texts(item.get("output"), f"{where}.output")))
 
     def mcp_call(self, item: Item, where: str) -> None:
@@ -269,6 +274,8 @@ READERS: dict[str, Callable[[_Reader, Item, str], None]] = {
     "reasoning": _Reader.reasoning,
     "function_call": _Reader.function_call,
     "function_call_output": _Reader.function_call_output,
+    "custom_tool_call": _Reader.custom_tool_call,
+    "custom_tool_call_output": _Reader.function_call_output,
     "mcp_call": _Reader.mcp_call,
     "mcp_list_tools": _Reader.nothing,
     "mcp_approval_request": _Reader.approval_request,

@@ -5,6 +5,7 @@ Not here: calls of MCP servers (mcp.py).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,33 @@ from typing import Any
 
 from octavo.errors import RequestError
 from octavo.server.events import ToolName
+from octavo.server.schema.unknown import note_once
 
 MAX_TOOLS = 1024
+HOSTED = (
+    "web_search",
+    "web_search_preview",
+    "file_search",
+    "code_interpreter",
+    "image_generation",
+    "computer",
+    "computer_use_preview",
+    "local_shell",
+    "shell",
+    "apply_patch",
+    "tool_search",
+    "namespace",
+)
+"""Types of tools that are not here, without the dates that may follow. Agents such as Codex send them with every
+request and do well without: the model is not told of them, and the answer does not list them."""
+FREE_INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""Parameters of a custom tool as the model sees it: its input is free text."""
+_DATE = re.compile(r"(_\d{4}_\d\d_\d\d|_\d{8})\Z")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -23,11 +49,13 @@ class Toolbox:
 
     Attributes:
         functions: In the chat form, {"type": "function", "function": {…}}.
+        custom: Names of those that are custom tools.
         choice: What the model must call, as in `TurnRequest`.
         echo: The tools as the response object shows them.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
     choice: str | ToolName = "auto"
     echo: list[dict[str, Any]] = field(default_factory=list)
 
@@ -56,25 +84,57 @@ class Toolbox:
 
 
 def add_functions(box: Toolbox, tools: Sequence[Mapping[str, Any]]) -> None:
-    """The request's own functions. `RequestError` for tools of other types."""
+    """The request's own functions and custom tools. `RequestError` for tools of types that nobody knows."""
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
         kind = tool.get("type")
         if kind == "mcp":
             box.echo.append(dict(tool))
-            continue
-        if kind != "function":
-            message = f"{where}.type: {str(kind)[:60]!r} tools are not available here; known: function, mcp"
+        elif kind in ("function", "custom"):
+            _add_own(box, tool, where)
+        elif isinstance(kind, str) and _DATE.sub("", kind) in HOSTED:
+            note_once(f"tools of type {kind!r}")
+        else:
+            message = f"{where}.type: {str(kind)[:60]!r} tools are not available here; known: function, custom, mcp"
             raise RequestError(message, param="tools", code="unsupported")
-        name, description = tool.get("name"), tool.get("description")
-        if not isinstance(name, str) or not isinstance(description, str | None):
-            raise RequestError(f"{where}: name and description must be strings", param="tools")
-        parameters = tool.get("parameters")
-        if parameters is None:
-            parameters = {"type": "object", "properties": {}}
-        strict = tool.get("strict") is True
-        box.add(name, description or "", parameters, strict, where)
-        box.echo.append({**tool, "parameters": parameters, "strict": strict})
+
+
+def _add_own(box: Toolbox, tool: Mapping[str, Any], where: str) -> None:
+    """A tool that the client runs."""
+    name, description = tool.get("name"), tool.get("description")
+    if not isinstance(name, str) or not isinstance(description, str | None):
+        raise RequestError(f"{where}: name and description must be strings", param="tools")
+    if tool["type"] == "custom":
+        box.add(name, _with_syntax(description or "", tool.get("format"), where), FREE_INPUT, False, where)
+        box.custom.add(name)
+        box.echo.append(dict(tool))
+        return
+    parameters = tool.get("parameters")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    strict = tool.get("strict") is True
+    box.add(name, description or "", parameters, strict, where)
+    box.echo.append({**tool, "parameters": parameters, "strict": strict})
+
+
+def free_input(arguments: str) -> str:
+    """The text that a call of a custom tool is for. A call that was cut, or not made as asked, is its own text."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _with_syntax(description: str, form: object, where: str) -> str:
+    """What a custom tool takes: its grammar is told to the model, not enforced."""
+    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
+        return description
+    definition = form.get("definition") if isinstance(form, Mapping) and form.get("type") == "grammar" else None
+    if not isinstance(definition, str):
+        raise RequestError(f"{where}.format must be text, or a grammar with a definition", param="tools")
+    return f"{description}\n\nThe input follows this grammar:\n{definition}".lstrip()
 
 
 NamesOf = Callable[[object, object], list[str]]
@@ -93,7 +153,7 @@ def choose(box: Toolbox, choice: str | Mapping[str, Any] | None, served: NamesOf
         box.choice = choice
         return
     kind = choice.get("type")
-    if kind == "function":
+    if kind in ("function", "custom"):
         box.choice = ToolName(_names(box, choice, served)[0])
     elif kind == "mcp":
         names = _names(box, choice, served)

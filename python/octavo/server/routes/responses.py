@@ -51,7 +51,13 @@ async def _read(request: Request, context: ServerContext) -> _Asked:
     to_chat(wanted.instructions, items)  # finds what is wrong with them before anything is done
     tools = ServerTools(context.tool_servers, parse_uses(wanted.tools or [], context.tool_servers))
     response = new_response(wanted, params, box, model=model, store=is_kept)
-    writer = ResponseWriter(context, response, logprobs=wanted.wants_logprobs, seals_reasoning=wanted.seals_reasoning)
+    writer = ResponseWriter(
+        context,
+        response,
+        logprobs=wanted.wants_logprobs,
+        seals_reasoning=wanted.seals_reasoning,
+        custom=box.custom,
+    )
     run = ResponseRun(context, wanted, params, items, box, tools, writer, size_bytes=size_bytes)
     return _Asked(wanted, run, Kept(response, items, owner), is_kept)
 

@@ -27,14 +27,15 @@ def parse_body(cls: type[T], body: Mapping[str, Any], also: Iterable[str] = ()) 
     target: Any = cls  # a dataclass, which mypy can't say of T
     unknown = body.keys() - fields_of(target).keys()
     for name in sorted(unknown.difference(also)) if unknown else ():
-        _note(name[:MAX_CHARS])
+        note_once(f"the field {name[:MAX_CHARS]!r}")
     return parse(cls, body)
 
 
-def _note(name: str) -> None:
-    if name in _named or len(_named) == MAX_NAMES:
+def note_once(what: str) -> None:
+    """Say in the log that a request has something that nobody reads."""
+    if what in _named or len(_named) == MAX_NAMES:
         return
-    _named.add(name)
-    logger.warning("a request has the field %r, which is not read (said once a name)", name)
+    _named.add(what)
+    logger.warning("a request has %s, which is not read (said once a name)", what)
     if len(_named) == MAX_NAMES:
-        logger.warning("%d fields of requests were not read; others are not named", MAX_NAMES)
+        logger.warning("%d parts of requests were not read; others are not named", MAX_NAMES)
