@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,7 +15,8 @@ from typing import Any, Self, TypeVar
 from octavo._core import EngineStats, Tokenizer
 from octavo.config import EngineConfig, make_engine_config
 from octavo.engine.client import EngineClient, State
-from octavo.engine.inputs import Prompt, make_encoder, prompt_images, split_prompt
+from octavo.engine.conversation import Conversation, encode_conversation
+from octavo.engine.inputs import EncodedPrompt, Prompt, make_encoder, prompt_images, split_prompt
 from octavo.engine.outputs import Mode, OutputBuilder, check_mode
 from octavo.engine.request import PLAIN, RequestFactory, Terms, recommended_params
 from octavo.engine.spawn import EngineProcess
@@ -78,12 +80,20 @@ class AsyncLLM:
         self.config = config if config is not None else make_engine_config({"model": model, **options})
         self._client = EngineClient(self.config, max_restarts=max_engine_restarts, first=process)
         self._factory: RequestFactory | None = None
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        """Where it was started: streams and sockets live there."""
         self._starting = asyncio.Lock()
         self.images: ImageInputs | None = None
         """Of a model that takes images, once it has started."""
 
     async def start(self, on_progress: Progress | None = None) -> None:
         """Start the engine and wait until it is ready. Errors: ConfigError, ModelError, EngineDeadError."""
+        self._event_loop = self._event_loop or asyncio.get_running_loop()
+        if not self._is_here():
+            raise EngineDeadError(
+                "this AsyncLLM was started in another event loop and can't be used outside of it: do all work within "
+                "one asyncio.run(…), or make a new AsyncLLM"
+            )
         async with self._starting:
             if self._factory is None:
                 await self._client.start(on_progress)
@@ -91,6 +101,10 @@ class AsyncLLM:
                 assert facts is not None, "a started client knows its model"
                 self._factory = RequestFactory(facts, self.tokenizer, self.config.model.seed)
                 self.images = ImageInputs.of(facts, self.config.media)
+
+    def _is_here(self) -> bool:
+        """Whether this is the event loop that it was started in, if it was."""
+        return self._event_loop in (None, asyncio.get_running_loop())
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -104,6 +118,9 @@ class AsyncLLM:
     async def close(self, drain_timeout_s: float = 0.0) -> int:
         """Refuse new requests, give running ones `drain_timeout_s`, end the engine. The number of those cut off."""
         try:
+            if not self._is_here():
+                self._client.kill()
+                return 0
             return await self._client.close(drain_timeout_s)
         finally:
             if self.images is not None:
@@ -207,12 +224,52 @@ class AsyncLLM:
         text, token_ids = split_prompt(prompt)
         if token_ids is None:
             token_ids = await self._encode(text or "")
-        params = sampling_params if sampling_params is not None else recommended_params(self.factory.facts)
-        token_ids, media = await self._placed(token_ids, prompt_images(prompt))
+        encoded = EncodedPrompt(text, *await self._placed(token_ids, prompt_images(prompt)))
         terms = Terms(priority, cache_salt, deadline_s)
-        request = self.factory.prepare(token_ids, params, terms=terms, media=media)
+        async with aclosing(self._outputs(encoded, sampling_params, request_id, stream, terms)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        stream: Mode = "delta",
+        priority: int = 0,
+        cache_salt: str = "",
+        deadline_s: float = 0.0,
+        chat_template: str | None = None,
+        **template_options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer one conversation: `messages`, `chat_template` and `template_options` as of `LLM.chat`, the rest as of
+        `generate`.
+        """
+        check_mode(stream)
+        await self.start()
+        facts, encoder = self.factory.facts, self._encoder
+        if chat_template is not None:
+            encoder = make_encoder(facts, self.tokenizer, chat_template)
+        encoded = await asyncio.to_thread(encode_conversation, messages, encoder, facts, self.images, template_options)
+        terms = Terms(priority, cache_salt, deadline_s)
+        async with aclosing(self._outputs(encoded, sampling_params, request_id, stream, terms)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _outputs(
+        self,
+        prompt: EncodedPrompt,
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+        stream: Mode,
+        terms: Terms,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Submit a prompt; yield what comes of it, and abort it when nobody listens any more."""
+        params = sampling_params if sampling_params is not None else recommended_params(self.factory.facts)
+        request = self.factory.prepare(prompt.token_ids, params, terms=terms, media=prompt.media)
         deltas = self._client.connection.submit(request, request_id)
-        builder = OutputBuilder(deltas.request_id, text, request, self.tokenizer, stream)
+        builder = OutputBuilder(deltas.request_id, prompt.text, request, self.tokenizer, stream)
         try:
             async for batch in deltas:
                 for delta in batch:

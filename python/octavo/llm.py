@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from octavo._core import Tokenizer
-from octavo.chat_template import Message
 from octavo.config import EngineConfig, make_engine_config
 from octavo.engine.build import build_engine
+from octavo.engine.conversation import Conversation, encode_conversation
 from octavo.engine.inputs import (
     EncodedPrompt,
     Prompt,
@@ -28,6 +28,7 @@ from octavo.engine.inputs import (
     split_prompt,
 )
 from octavo.engine.interrupt import held_interrupts
+from octavo.engine.lifetime import Lifetime
 from octavo.engine.loop import crash_report
 from octavo.engine.outputs import OutputBuilder
 from octavo.engine.progress import GenerateBar, LoadBar
@@ -35,7 +36,7 @@ from octavo.engine.request import RequestFactory, recommended_params
 from octavo.engine.router import FrameRouter
 from octavo.errors import ConfigError, EngineDeadError, RequestError
 from octavo.multimodal.inputs import ImageInputs
-from octavo.multimodal.parts import Found, first_image, has_images
+from octavo.multimodal.parts import Found
 from octavo.pooling import work
 from octavo.pooling.inputs import InputEncoder
 from octavo.pooling.remote import check_pools
@@ -51,7 +52,6 @@ from octavo.protocol import (
 from octavo.sampling_params import SamplingParams
 
 T = TypeVar("T")
-Conversation = Sequence[Message]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 IDLE_WAIT_S = 1.0
@@ -105,8 +105,7 @@ class LLM:
         self._factory = RequestFactory(self.facts, self.tokenizer, wanted.model.seed)
         self._router = FrameRouter(self.facts, self.tokenizer, core.add)
         self._ids = itertools.count()
-        self._turns = threading.Lock()
-        self._ended_by: str | None = None
+        self._lifetime = Lifetime(self)
         self._input_encoder: InputEncoder | None = None
 
     def __enter__(self) -> Self:
@@ -119,9 +118,12 @@ class LLM:
 
     def close(self) -> None:
         """Release the model and its memory; the object is of no use afterwards."""
-        with self._turns:
-            if self._ended_by is None:
-                self._ended_by = "it was closed"
+        lifetime = self._lifetime
+        if not lifetime.is_here:
+            return
+        with lifetime.turns:
+            if lifetime.ended_by is None:
+                lifetime.ended_by = "it was closed"
                 self._loop.close()
                 if self._images is not None:
                     self._images.close()
@@ -190,16 +192,7 @@ class LLM:
             encoder = make_encoder(self.facts, self.tokenizer, chat_template)
 
         def encode(conversation: Conversation) -> EncodedPrompt:
-            if not has_images(conversation):
-                token_ids = encoder.encode_chat(conversation, **template_options)
-                return EncodedPrompt(None if self.tokenizer is None else self.tokenizer.decode(token_ids), token_ids)
-            if self._images is None:
-                raise RequestError(f"{first_image(conversation)}: {self.facts.image_refusal}", "messages")
-            messages, found = self._images.take(conversation)
-            placeholder, images = self._images.placeholder(), self._images.process(found)
-            token_ids = encoder.encode_chat(messages, image_placeholder=placeholder, **template_options)
-            text = None if self.tokenizer is None else self.tokenizer.decode(token_ids)
-            return EncodedPrompt(text, *self._images.place(token_ids, images))
+            return encode_conversation(conversation, encoder, self.facts, self._images, template_options)
 
         return self._run(_in_threads(encode, _conversations(messages)), sampling_params, use_tqdm)
 
@@ -255,21 +248,24 @@ class LLM:
 
     def _pooled(self, prepare: Callable[[InputEncoder], Work[T]]) -> T:
         check_pools(self.facts)
-        with self._turns:
-            self._check_usable()
+        with self._exclusive():
             if self._input_encoder is None:
                 self._input_encoder = InputEncoder(self.facts)
             inputs, finish = prepare(self._input_encoder)
             loop: Any = self._loop
             return finish(loop.run(inputs))
 
-    def _check_usable(self) -> None:
-        if self._ended_by is not None:
-            raise EngineDeadError(f"this engine can't be used any more: {self._ended_by}")
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """A turn with the engine. EngineDeadError where it can't be used."""
+        self._lifetime.check()  # before the lock: a fork may have inherited it taken
+        with self._lifetime.turns:
+            self._lifetime.check()
+            yield
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False when some are in use."""
-        with self._turns:
+        with self._exclusive():
             return self._loop.core.reset_prefix_cache()
 
     def stats(self) -> dict[str, int]:
@@ -282,8 +278,7 @@ class LLM:
         """Validate everything, then run everything."""
         params = self._params_list(sampling_params, len(prompts))
         builders: list[OutputBuilder] = []
-        with self._turns:
-            self._check_usable()
+        with self._exclusive():
             for prompt, one in zip(prompts, params, strict=True):
                 request = self._factory.prepare(prompt.token_ids, one, media=prompt.media)
                 builders.append(OutputBuilder(str(next(self._ids)), prompt.text, request, self.tokenizer))
@@ -321,6 +316,7 @@ class LLM:
     def _turn(self, bar: GenerateBar, num_requests: int) -> None:
         """One pass of the engine loop, and what it sent."""
         core = self._loop.core
+        self._lifetime.check()
         worked = self._step()
         if not worked:
             core.wait(IDLE_WAIT_S)
@@ -336,14 +332,14 @@ class LLM:
         try:
             return self._loop.step()
         except Exception as error:
-            self._ended_by = f"{type(error).__name__}: {error}"
+            ended_by = self._lifetime.ended_by = f"{type(error).__name__}: {error}"
             print(crash_report(self._loop.core, error), file=sys.stderr, flush=True)
-            raise EngineDeadError(f"the engine broke: {self._ended_by}") from error
+            raise EngineDeadError(f"the engine broke: {ended_by}") from error
 
     def _settle(self) -> None:
         """Leave nothing running: requests of a call that was cut short, sequences that ended at a stop string."""
         self._router.drop_all()
-        while self._ended_by is None and self._loop.core.has_work():
+        while self._lifetime.ended_by is None and self._loop.core.has_work():
             self._step()
         self._loop.core.take_frames()
 

@@ -130,6 +130,9 @@ class SamplingParams:
         for param in ("logprobs", "prompt_logprobs"):
             if getattr(self, param) is not None:
                 _integer(getattr(self, param), param, 0, MAX_LOGPROBS)
+        for param in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
+            value = getattr(self, param)
+            _check(isinstance(value, bool), param, f"must be True or False, got {value!r}")
         self._check_stop()
         self._check_token_lists()
         if isinstance(self.structured_outputs, Mapping):

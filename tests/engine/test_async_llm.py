@@ -273,6 +273,16 @@ async def test_text(tiny_llama: Path) -> None:
             token_ids += output.outputs[0].token_ids
         assert llm.tokenizer is not None
         assert text == llm.tokenizer.decode(token_ids, True)
+        hello = [{"role": "user", "content": "Hi"}]
+        pieces = [output async for output in llm.chat(hello, params)]
+        (whole,) = [output async for output in llm.chat(hello, params, stream="final")]
+        assert whole.prompt == "<|user|>Hi<|a|>"
+        assert "".join(piece.outputs[0].text for piece in pieces) == whole.outputs[0].text
+        own: dict[str, Any] = {"chat_template": "{{ messages[0].content }}", "add_generation_prompt": False}
+        async for output in llm.chat(hello, params, **own):
+            assert output.prompt_token_ids == list(b"Hi")
+            break
+        assert llm.num_requests == 0
         long = "long prompt " * 500
         with pytest.raises(RequestError, match="more than the context of 512 tokens can hold"):
             async for _ in llm.generate(long, params):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
@@ -54,6 +56,13 @@ def test_forms_of_a_prompt_are_equal(llm: LLM) -> None:
     assert tokens(llm.generate({"prompt_token_ids": [3, 4]}, params)) == expected
     assert tokens(llm.generate([{"prompt_token_ids": [3, 4]}], [params])) == expected
     assert llm.generate([], params) == []
+
+
+def test_token_ids_of_numpy_are_pythons_afterwards(llm: LLM) -> None:
+    given = np.array([3, 4, 5])
+    for prompt in (list(given), {"prompt_token_ids": given}):
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=2))
+        assert json.dumps(output.prompt_token_ids) == "[3, 4, 5]"
 
 
 def test_n_sequences_and_metrics(llm: LLM) -> None:
@@ -110,6 +119,9 @@ def test_nothing_runs_when_one_prompt_is_wrong(llm: LLM) -> None:
     for other in ({"max_tokens": 3}, [{"max_tokens": 3}], "max_tokens=3"):
         with pytest.raises(RequestError, match=r"sampling_params must be SamplingParams\(…\)"):
             llm.generate([[1]], other)  # type: ignore[arg-type]
+    for encoded in (b"text", [b"text"], bytearray(b"x"), {"prompt": b"text"}):  # integers, but no token ids
+        with pytest.raises(RequestError, match=r"not bytes|not bytearray|keys 'prompt'"):
+            llm.generate(encoded, SamplingParams())
     with pytest.raises(RequestError, match="no tokenizer"):
         llm.generate("text", SamplingParams())
     assert llm.stats()["num_steps"] == 0

@@ -173,10 +173,14 @@ def test_other_forms_are_refused(prompt: Any) -> None:
         {"allowed_token_ids": "12"},
         {"allowed_token_ids": {5: 1}},
         {"logit_bias": [5]},
+        {"ignore_eos": 1},
+        {"skip_special_tokens": "no"},
+        {"detokenize": None},
+        {"include_stop_str_in_output": 0},
     ],
 )
-def test_what_is_no_list_is_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="must be a ") as caught:
+def test_a_value_of_another_type_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="must be ") as caught:
         SamplingParams(**wrong)
     assert caught.value.param == next(iter(wrong))
 

@@ -22,6 +22,9 @@ from octavo.protocol import ModelFacts
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the dicts may have "multi_modal_data" (images)."""
 
+BYTES = (bytes, bytearray, memoryview)
+"""Sequences of integers that are no token ids: encoded text, most likely."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
@@ -36,8 +39,11 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as a list. A list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(f"prompts must be a prompt or a list of them, not {type(prompts).__name__}", "prompt")
+    if not isinstance(prompts, Sequence) or isinstance(prompts, BYTES):
+        raise RequestError(
+            f"prompts must be text, a list of token ids, a dict, or a list of these, not {type(prompts).__name__}",
+            "prompt",
+        )
     if prompts and isinstance(prompts[0], int):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
@@ -54,9 +60,9 @@ def split_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
         ):
             return text, token_ids
         raise RequestError("a prompt given as a dict has the keys 'prompt' (text) or 'prompt_token_ids'", "prompt")
-    if isinstance(prompt, Sequence):
+    if isinstance(prompt, Sequence) and not isinstance(prompt, BYTES):
         return None, cast(Sequence[int], prompt)
-    raise RequestError(f"a prompt is text, token ids or a dict, not {type(prompt).__name__}", "prompt")
+    raise RequestError(f"a prompt is text, a list of token ids or a dict, not {type(prompt).__name__}", "prompt")
 
 
 def prompt_images(prompt: Prompt) -> list[Found]:

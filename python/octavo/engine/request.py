@@ -145,11 +145,11 @@ class RequestFactory:
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """The prompt as a list of ids that the model knows, with room for one token more."""
-        prompt = list(prompt_token_ids)
-        if not prompt:
+        given = list(prompt_token_ids)
+        if not given:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         try:
-            array("q", prompt)
+            prompt = array("q", given).tolist()  # integers of NumPy become Python's
         except (TypeError, OverflowError):
             raise RequestError("the prompt must be text or a list of integer token ids", "prompt") from None
         vocab_size = self.facts.vocab_size
