@@ -162,7 +162,25 @@ CORPUS: dict[str, list[Entry]] = {
         ({"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False, "minProperties": 1}, []),
         ({"type": "object", "maxProperties": 0}, []),
     ],
-    "propertyNames": [({"type": "object", "propertyNames": {"pattern": "^x"}}, []), ({"propertyNames": True}, [])],
+    "propertyNames": [
+        ({"propertyNames": True}, []),
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}, []),
+        ({"type": "object", "propertyNames": {"enum": ["a", "b", 1]}, "additionalProperties": {"type": "integer"}}, []),
+        ({"propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"title": "N", "const": "foo bar"}}}, []),
+        ({"type": "object", "propertyNames": {"pattern": "^f"}}, [{"f": 1}, {"fo": 1, "xf": 1}]),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "string"}, "c": {}},
+                "propertyNames": {"enum": ["b", "a"]},
+                "required": ["b"],
+            },
+            [{"a": "x", "b": 1}, {"b": 1, "c": 1}, {"a": 1, "b": 1}],
+        ),
+        ({"type": "object", "propertyNames": {"minLength": 2}}, []),
+        ({"type": "object", "propertyNames": {"enum": ["a"]}, "patternProperties": {"b": {}}}, []),
+        ({"propertyNames": {"$ref": "#/propertyNames"}}, []),
+    ],
     "dependentRequired": [
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, []),
         ({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, []),

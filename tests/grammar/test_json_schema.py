@@ -63,6 +63,25 @@ def test_refusals_name_the_place(driver: Driver, schema: object, place: str) -> 
     assert row.refusal.startswith(f"structured_outputs.json: at {place}"), row.refusal
 
 
+@pytest.mark.parametrize(
+    "names", [{"type": "string"}, {"enum": ["a", "b"]}, {"$ref": "#/$defs/N"}, {"pattern": "^[ab]$"}]
+)
+def test_maps_as_generators_write_them_are_taken(driver: Driver, names: object) -> None:
+    """zod's z.record and pydantic's dict[Literal[…], …] and dict[Enum, …] come with propertyNames."""
+    schema = {
+        "type": "object",
+        "properties": {"m": {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}},
+        "required": ["m"],
+        "additionalProperties": False,
+        "$defs": {"N": {"title": "N", "enum": ["a", "b"], "type": "string"}},
+    }
+    rows = driver.run([({"json": schema}, wander(seed)) for seed in range(8)])
+    assert [row.refusal for row in rows] == [None] * 8
+    for row in rows:
+        if row.finish == "stop":
+            assert is_valid(schema, row.text), row.text
+
+
 def test_names_have_one_spelling(driver: Driver) -> None:
     """An escape in a name would be a way round the schema of that name."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}

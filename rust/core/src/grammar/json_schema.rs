@@ -8,6 +8,7 @@
 use serde_json::{Map, Value, json};
 
 use super::schema_error::{Place, SchemaError};
+use super::schema_names;
 use super::schema_refs::Refs;
 use super::schema_rules::{check_keyword, check_together};
 
@@ -211,6 +212,7 @@ impl Writer<'_> {
         if self.options.closed && is_open_object(map) {
             out.insert("additionalProperties".into(), Value::Bool(false));
         }
+        schema_names::expand(&mut out, path, &self.refs)?;
         check_together(&mut out, path)?;
         Ok(Value::Object(out))
     }

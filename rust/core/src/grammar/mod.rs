@@ -16,6 +16,7 @@ mod lark;
 pub mod masks;
 mod regex;
 mod schema_error;
+mod schema_names;
 mod schema_refs;
 mod schema_rules;
 pub mod spec;

@@ -59,7 +59,8 @@ impl<'a> Refs<'a> {
         Ok(Value::from(format!("#/$defs/d{index}")))
     }
 
-    fn find(&self, reference: &str) -> Option<&'a Value> {
+    /// The schema of this document that a reference names.
+    pub fn find(&self, reference: &str) -> Option<&'a Value> {
         let id = self.root.get("$id").and_then(Value::as_str).unwrap_or("");
         let fragment = reference
             .strip_prefix('#')

@@ -52,7 +52,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("contains", refused),
     ("minContains", refused),
     ("maxContains", refused),
-    ("propertyNames", refused_unless_true),
+    ("propertyNames", anything),
     ("not", refused),
     ("if", anything),
     ("then", anything),
@@ -81,14 +81,6 @@ fn refused(place: Place<'_>, _: &Value) -> Result<bool, SchemaError> {
 
 fn refused_unless_empty(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
     match value {
-        Value::Object(map) if map.is_empty() => Ok(false),
-        _ => refused(place, value),
-    }
-}
-
-fn refused_unless_true(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
-    match value {
-        Value::Bool(true) => Ok(false),
         Value::Object(map) if map.is_empty() => Ok(false),
         _ => refused(place, value),
     }
