@@ -14,16 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.models.config import NormalConfig
 from octavo.models.images import TEXT_MODELS, image_encoder
-from octavo.models.transformers_build import build_on_meta
+from octavo.models.transformers_build import Wanted, build_on_meta
 from octavo.models.transformers_layers import replace_layers, use_kernels
-from octavo.models.transformers_linears import Kinds, all_dense
 from octavo.models.transformers_memory import freeze_rope, materialize
 from octavo.models.transformers_names import CheckpointNames
 from octavo.models.transformers_probe import ATTENTION, handled_by, probe, register_attention
@@ -69,44 +67,33 @@ class GivenHidden(nn.Module):
 
 
 class TransformersModel(nn.Module):
-    """A Transformers causal LM behind `models.base.CausalLM`. On the meta device it only tells its size."""
+    """A Transformers causal LM behind `models.base.CausalLM`."""
 
     is_capturable = True
     reads_together = False
     backend: AttentionBackend
     embedding: nn.Module
 
-    def __init__(
-        self,
-        config: NormalConfig,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        max_length: int,
-        choose: Kinds = all_dense,
-        has_kernels: bool = True,
-    ) -> None:
-        """`choose` gives the methods of linear layers; `has_kernels`: on CUDA fused ones run what is ours."""
+    def __init__(self, config: NormalConfig, wanted: Wanted) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
         register_attention()
-        causal = build_on_meta(config, dtype, ATTENTION)
-        frozen = freeze_rope(causal, max_length)
+        causal = build_on_meta(config, wanted.dtype, ATTENTION)
+        frozen = freeze_rope(causal, wanted.max_length)
         found = probe(causal, config)
         names = CheckpointNames(causal)
         mixers = found.specs.keys()
-        self.replaced = replace_layers(causal, f"{found.decoder}.", found.calls, mixers, choose, dtype)
+        self.replaced = replace_layers(causal, f"{found.decoder}.", found.calls, mixers, wanted.choose, wanted.dtype)
         self.specs = found.specs
         self.attention_specs = list(found.specs.values())
-        if device.type != "meta":
-            materialize(causal, device, frozen)
-        if device.type == "cuda" and has_kernels:
+        materialize(causal, wanted.device, frozen)
+        if wanted.has_kernels:
             use_kernels(causal)
         self.checkpoint = Checkpoint(causal, names, config.quantization)
         self.decoder: Any = causal.get_submodule(found.decoder)
         self.__dict__["embedding"] = causal.get_input_embeddings()  # the decoder's own: its weights are counted once
         text_name = next((name for name in TEXT_MODELS if hasattr(self.decoder, name)), "")
-        self.images = image_encoder(self.decoder, config, dtype, text_name, self.embedding, self.specs)
+        self.images = image_encoder(self.decoder, config, wanted.dtype, text_name, self.embedding, self.specs)
         self.given = GivenHidden(found.output_class, self.decoder)
         causal.set_submodule(found.decoder, self.given)
         self.head = causal

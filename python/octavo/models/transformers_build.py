@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,25 @@ from transformers import PreTrainedConfig
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.transformers_config import foreign_config, unknown
+from octavo.models.transformers_linears import Kinds
 
 
 class NotPackableError(ModelError):
     """Transformers has the model, but it can't run on packed rows with Octavo's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a class is built for."""
+
+    dtype: torch.dtype
+    device: torch.device
+    """On the meta device a model only tells its size."""
+    max_length: int
+    choose: Kinds
+    """The methods of its linear layers."""
+    has_kernels: bool
+    """Fused kernels run what is ours in it; the device is CUDA then."""
 
 
 MAPPINGS = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)

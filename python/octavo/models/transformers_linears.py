@@ -38,11 +38,6 @@ Kinds = Callable[[str, bool], Choice]
 """The methods of the layers of a model, by (name, whether it is in a mixer)."""
 
 
-def all_dense(name: str, in_mixer: bool) -> Choice:
-    """Every layer keeps its weights as they are."""
-    return dense
-
-
 class SwappedLinear(Linear):
     """Ours in the place of a class's, whose inputs have any number of dimensions before the last."""
 

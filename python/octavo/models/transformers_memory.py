@@ -47,7 +47,10 @@ def freeze_rope(causal: Any, max_length: int) -> list[FrozenRope]:
 
 
 def materialize(causal: Any, device: torch.device, frozen: list[FrozenRope]) -> None:
-    """Allocate parameters (uninitialised) and buffers (computed). ModelError for a buffer that can't be computed."""
+    """Allocate parameters (uninitialised) and buffers (computed), but on the meta device. ModelError for a buffer that
+    can't be computed."""
+    if device.type == "meta":
+        return
     causal.to_empty(device=device)
     causal.tie_weights()
     causal.requires_grad_(False)

@@ -107,8 +107,7 @@ class VisionLanguage(nn.Module):
         setattr(place.base, place.name, nn.Identity())
         causal.lm_head = nn.Identity()
         causal.tie_weights = lambda *args, **options: None  # what was tied is the decoder's
-        if device.type != "meta":
-            materialize(causal, device, [])
+        materialize(causal, device, [])
         self.vision = place.base
         self.images: ImageEncoder | None = image_encoder(place.base, config, dtype, place.name, text.embedded)
 
