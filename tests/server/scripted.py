@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,14 +10,15 @@ import pytest
 from octavo.server.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart, TurnEnd, TurnEvent
 from octavo.server.turn import Turn
 
-Script = Callable[[Turn], Sequence[TurnEvent | Exception]]
+Script = Sequence[TurnEvent | Exception]
+"""What a turn yields, or raises."""
 
 
 class Scripted:
     """Replaces `Turn.events`: each turn takes the next script (the last one stays), one event a batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.scripts: list[Sequence[TurnEvent | Exception]] = []
+        self.scripts: list[Script] = []
         self.turns: list[Turn] = []
         self.usage: dict[str, Any] = {
             "prompt_tokens": 20,
@@ -38,7 +39,7 @@ class Scripted:
         monkeypatch.setattr(Turn, "events", events)
         monkeypatch.setattr(Turn, "usage", lambda turn: scripted.usage)
 
-    def say(self, *scripts: Sequence[TurnEvent | Exception]) -> None:
+    def say(self, *scripts: Script) -> None:
         self.scripts = list(scripts)
 
 

@@ -26,9 +26,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def real_path() -> Path:
     """SmolLM2's .gguf, fetched once into the user's cache."""
-    path = resolve_source(ModelConfig(model=REAL_MODEL), lambda stage, fraction: None).gguf
-    assert path is not None
-    return path
+    file = resolve_source(ModelConfig(model=REAL_MODEL), lambda stage, fraction: None).gguf_file
+    assert file is not None
+    return file.path
 
 
 @pytest.fixture(scope="session")

@@ -111,7 +111,8 @@ def test_source_of_a_file_and_of_a_folder_that_holds_one(tmp_path: Path, cache: 
     path = write_model(tmp_path / "m.gguf", "qwen2", model)
     for name in (path, tmp_path):
         source = resolve_source(ModelConfig(model=str(name)), lambda stage, fraction: None)
-        assert source.gguf == path
+        assert source.gguf_file is not None
+        assert source.gguf_file.path == path
         assert source.folder is None
         assert source.tokenizer_path is None
         shapes = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in iter_tensors(source)}

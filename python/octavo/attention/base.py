@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from octavo.attention.media import MediaInput
@@ -207,7 +206,7 @@ BACKENDS = {
 
 
 def make_backend(name: str, *, num_threads: int = 0, deterministic: bool = False) -> AttentionBackend:
-    """Build a backend by its name in `BACKENDS`; "auto" is resolved before (`default_backend`). `deterministic`: a
+    """Build a backend by its name in `BACKENDS`; "auto" is resolved before (worker/resolve.py). `deterministic`: a
     row's results do not depend on other rows, nor on how many of its tokens are in the step ("triton" only)."""
     module, attribute = BACKENDS[name].split(":")
     factory: Callable[..., AttentionBackend] = getattr(import_module(module), attribute)
@@ -216,8 +215,3 @@ def make_backend(name: str, *, num_threads: int = 0, deterministic: bool = False
         "triton": {"deterministic": deterministic},
     }
     return factory(**options.get(name, {}))
-
-
-def default_backend(device: torch.device) -> str:
-    """The fastest backend that a device can run."""
-    return {"cuda": "triton", "cpu": "cpu"}.get(device.type, "reference")

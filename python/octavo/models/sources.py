@@ -36,11 +36,6 @@ class ModelSource:
     generation_config: dict[str, Any]
     tokenizer_path: Path | None
 
-    @property
-    def gguf(self) -> Path | None:
-        """The .gguf file's path."""
-        return None if self.gguf_file is None else self.gguf_file.path
-
 
 def resolve_source(config: ModelConfig, progress: Progress) -> ModelSource:
     """Find a model, downloading it where its name says so. ModelError names what is missing and what to do."""

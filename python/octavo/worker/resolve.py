@@ -22,7 +22,7 @@ DEFAULTS = {
 """8,448 tokens are 8,192 of prompts beside as many decode rows as there can be: so 128 prompts of 128 tokens take two
 steps, and no third one for what would be left."""
 BACKENDS = {"cpu": "cpu", "cuda": "triton"}
-"""The attention backend that "auto" takes; as `octavo.attention.base.default_backend`, without torch."""
+"""The attention backend that "auto" takes, by the device."""
 MAX_PROMPT_GRAPH_TOKENS = 2048
 GRAPH_SHARE = 4
 """Steps with prompts of a graph have at most so large a part of the tokens of the largest step."""
