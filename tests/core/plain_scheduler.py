@@ -29,6 +29,19 @@ class Limits:
     depth: int
 
 
+SMALL = Limits(
+    block_size=4,
+    num_blocks=17,
+    max_num_seqs=4,
+    max_num_batched_tokens=32,
+    max_model_len=64,
+    policy="fcfs",
+    enable_prefix_caching=True,
+    long_prefill_token_threshold=0,
+    depth=1,
+)
+
+
 @dataclass(frozen=True)
 class Request:
     request_id: int

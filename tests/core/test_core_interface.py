@@ -9,21 +9,9 @@ from array import array
 import numpy as np
 import pytest
 from core_driver import Driver, frame, make_core
-from plain_scheduler import Limits, Request
+from plain_scheduler import SMALL, Limits, Request
 
 from octavo import _core
-
-LIMITS = Limits(
-    block_size=4,
-    num_blocks=17,
-    max_num_seqs=4,
-    max_num_batched_tokens=32,
-    max_model_len=64,
-    policy="fcfs",
-    enable_prefix_caching=True,
-    long_prefill_token_threshold=0,
-    depth=1,
-)
 
 
 def ints(count: int) -> array[int]:
@@ -55,7 +43,7 @@ BAD_BUFFERS = {
 @pytest.mark.parametrize("name", BAD_BUFFERS)
 def test_bad_buffers_are_refused(name: str) -> None:
     make, part = BAD_BUFFERS[name]
-    core = make_core(LIMITS)
+    core = make_core(SMALL)
     num_arena, num_output = core.arena_layout.num_ints, core.output_layout.num_ints
     arenas, outputs = [ints(num_arena) for _ in range(2)], [ints(num_output) for _ in range(2)]
     with pytest.raises(ValueError, match=part):
@@ -67,7 +55,7 @@ def test_bad_buffers_are_refused(name: str) -> None:
 
 
 def test_buffers_must_be_enough_and_apart() -> None:
-    core = make_core(LIMITS)
+    core = make_core(SMALL)
     num_arena, num_output = core.arena_layout.num_ints, core.output_layout.num_ints
     arena = ints(num_arena)
     outputs = [ints(num_output), ints(num_output)]
@@ -85,7 +73,7 @@ def test_buffers_must_be_enough_and_apart() -> None:
 
 
 def test_buffers_are_kept_alive_and_in_place() -> None:
-    core = make_core(LIMITS)
+    core = make_core(SMALL)
     arenas = [ints(core.arena_layout.num_ints) for _ in range(2)]
     core.register(arenas, [ints(core.output_layout.num_ints) for _ in range(2)])
     with pytest.raises(BufferError):
@@ -109,13 +97,13 @@ def test_buffers_are_kept_alive_and_in_place() -> None:
 )
 def test_bad_configs_are_refused(change: dict[str, object], part: str) -> None:
     with pytest.raises(ValueError, match=part):
-        make_core(LIMITS, **change)
+        make_core(SMALL, **change)
     with pytest.raises((OverflowError, TypeError)):
-        make_core(LIMITS, block_size=-1)
+        make_core(SMALL, block_size=-1)
 
 
 def test_layouts_do_not_overlap() -> None:
-    core = make_core(LIMITS)
+    core = make_core(SMALL)
     a, o = core.arena_layout, core.output_layout
     regions = [
         (a.header, 16),
@@ -137,7 +125,7 @@ def test_layouts_do_not_overlap() -> None:
 
 
 def test_a_plan_names_new_rows_and_prompt_logprobs() -> None:
-    core = make_core(LIMITS)
+    core = make_core(SMALL)
     core.register(
         [ints(core.arena_layout.num_ints) for _ in range(2)], [ints(core.output_layout.num_ints) for _ in range(2)]
     )
@@ -178,7 +166,7 @@ def test_a_plan_names_new_rows_and_prompt_logprobs() -> None:
 
 
 def test_the_loop_is_told_what_it_does_wrong() -> None:
-    core = make_core(LIMITS)
+    core = make_core(SMALL)
     core.register(
         [ints(core.arena_layout.num_ints) for _ in range(2)], [ints(core.output_layout.num_ints) for _ in range(2)]
     )
@@ -198,7 +186,7 @@ def test_the_loop_is_told_what_it_does_wrong() -> None:
 
 
 def test_wait_wakes_when_a_frame_comes() -> None:
-    core = make_core(LIMITS)
+    core = make_core(SMALL)
     assert not core.wait(0.0)
     assert not core.has_work()
     thread = threading.Thread(target=core.add, args=[frame(Request(1, (1,)))])
@@ -211,7 +199,7 @@ def test_wait_wakes_when_a_frame_comes() -> None:
 
 
 def test_calls_are_answered_between_steps() -> None:
-    driver = Driver(LIMITS)
+    driver = Driver(SMALL)
     driver.core.add(_core.encode_call(5, b"ping"))
     assert driver.core.has_work()
     plan = driver.core.step(None)
@@ -227,7 +215,7 @@ def test_calls_are_answered_between_steps() -> None:
 
 
 def test_draining_refuses_newcomers_only() -> None:
-    driver = Driver(LIMITS)
+    driver = Driver(SMALL)
     driver.add(Request(1, (1, 2), max_tokens=5))
     driver.step()
     driver.core.drain()

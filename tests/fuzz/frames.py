@@ -9,22 +9,11 @@ from typing import Any
 from core_driver import make_core
 from engine_frames import Output, output_frame
 from hypothesis import strategies as st
-from plain_scheduler import Limits
+from plain_scheduler import SMALL
 
 from octavo import _core
 from tests.fuzz.target import Case, Target
 
-LIMITS = Limits(
-    block_size=4,
-    num_blocks=17,
-    max_num_seqs=4,
-    max_num_batched_tokens=32,
-    max_model_len=64,
-    policy="fcfs",
-    enable_prefix_caching=True,
-    long_prefill_token_threshold=0,
-    depth=1,
-)
 ADD: dict[str, Any] = {
     "n": 2,
     "max_tokens": 5,
@@ -73,7 +62,7 @@ def check(case: Case) -> None:
 
 
 def _feed_engine(body: bytes) -> None:
-    core = make_core(LIMITS)
+    core = make_core(SMALL)
     core.register(*([bytearray_of(size) for _ in range(2)] for size in _sizes(core)))
     try:
         core.add(body)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_models import Sizes, make_context
+from fused_models import Sizes, make_context, raw_config
 from fused_numerics_cases import _loop_bounds_are_numbers, make_stream  # noqa: F401 (a fixture)
 from fused_stand_in import run
 from fused_steps import relative_error
@@ -117,22 +117,8 @@ def test_gemv_adds_to_the_residual() -> None:
 
 
 def config_of(**changes: Any) -> NormalConfig:
-    raw = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": SIZES.vocab,
-        "hidden_size": SIZES.hidden,
-        "intermediate_size": SIZES.inner,
-        "num_hidden_layers": SIZES.layers,
-        "num_attention_heads": SIZES.heads,
-        "num_key_value_heads": SIZES.kv_heads,
-        "head_dim": SIZES.head_dim,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "eos_token_id": 2,
-    }
-    return normalize_config(raw | changes)
+    own = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    return normalize_config(raw_config(SIZES) | own | changes)
 
 
 def make_models(config: NormalConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Decoder, Decoder]:

@@ -13,7 +13,6 @@ from fused_steps import make_attention, relative_error
 from paged_steps import make_step
 
 from octavo.attention.base import make_backend
-from octavo.kernels.reference.decode_attention_fused import attend as reference_attend
 from octavo.kernels.reference.kv_write import kept, write_kv
 from octavo.kernels.reference.quantize_rows import FP8
 from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend
@@ -50,22 +49,7 @@ def test_fused_decode_attention(lengths: list[int]) -> None:
     scratch = AttentionScratch.allocate(heads, len(lengths), torch.device("cpu"))
     for launch in attend(case.layer, case.qkv_ro, cache, case.rows, scratch, out):
         run(launch)
-    rows, layer = case.rows, case.layer
-    expected = reference_attend(
-        case.qkv_ro,
-        expected_cache,
-        rows.block_table_sb,
-        rows.row_slot_r,
-        rows.kv_len_r,
-        layer.rotary_table,
-        None,
-        None,
-        num_heads=8,
-        num_kv_heads=2,
-        scale=layer.scale,
-        window=0,
-        norm_eps=layer.norm_eps,
-    ).flatten(1)
+    expected = case.expected(expected_cache)
     long = [i for i, length in enumerate(lengths) if length > 1]
     assert relative_error(out[long], expected[long]) < 0.02
     assert relative_error(cache.float(), expected_cache.float()) < 0.02

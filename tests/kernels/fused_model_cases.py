@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_models import Sizes, make_context
+from fused_models import Sizes, make_context, raw_config
 from fused_numerics_cases import _loop_bounds_are_numbers  # noqa: F401 (a fixture)
 from fused_stand_in import run
 from fused_steps import relative_error
@@ -57,21 +57,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make_model(family: str) -> Decoder:
-    raw = {
-        "vocab_size": SIZES.vocab,
-        "hidden_size": SIZES.hidden,
-        "intermediate_size": SIZES.inner,
-        "num_hidden_layers": SIZES.layers,
-        "num_attention_heads": SIZES.heads,
-        "num_key_value_heads": SIZES.kv_heads,
-        "head_dim": SIZES.head_dim,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "eos_token_id": 2,
-    }
-    config = normalize_config(raw | FAMILIES[family])
+    config = normalize_config(raw_config(SIZES) | FAMILIES[family])
     model = build_model(config, dtype=torch.float32, device=torch.device("cpu"))
     assert isinstance(model, Decoder)
     assert model.decode_kernels is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,25 @@ class Sizes:
     top_k: int = 8
     is_gpt_oss: bool = False
     """All products have biases, attention has sinks, experts' activations are clamped."""
+
+
+def raw_config(sizes: Sizes) -> dict[str, Any]:
+    """The config.json of a plain model of these sizes, but for its architecture."""
+    return {
+        "vocab_size": sizes.vocab,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.inner,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": sizes.tied,
+        "eos_token_id": 2,
+    }
 
 
 LLAMA_8B = Sizes(4096, 14336, 32, 8, 128, 128256, 32, False)

@@ -14,7 +14,6 @@ import triton.runtime.interpreter as interpreter
 from fused_steps import make_attention, relative_error
 from torch import Tensor
 
-from octavo.kernels.reference.decode_attention_fused import attend as reference_attend
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
 from octavo.kernels.triton import decode_attention_fused as attention
 from octavo.kernels.triton import shared_attention
@@ -213,22 +212,7 @@ def check_attention(
     )  # fmt: skip
     layer, rows = case.layer, case.rows
     expected_cache = case.kv_cache.clone()
-    expected = reference_attend(
-        case.qkv_ro,
-        expected_cache,
-        rows.block_table_sb,
-        rows.row_slot_r,
-        rows.kv_len_r,
-        layer.rotary_table,
-        layer.q_gain_d,
-        layer.k_gain_d,
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        scale=layer.scale,
-        window=window,
-        norm_eps=layer.norm_eps,
-        sink_h=layer.sink_h,
-    ).flatten(1)
+    expected = case.expected(expected_cache)
     out = torch.full_like(expected, torch.nan)
     scratch = AttentionScratch.allocate(heads, 32, CPU)
     assert scratch.shared is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.kernels.reference.decode_attention_fused import attend
 from octavo.kernels.triton.decode_attention_fused import TILE, AttentionLayer, DecodeRows, HeadShape
 
 
@@ -26,6 +27,16 @@ class AttentionCase:
     @property
     def heads(self) -> HeadShape:
         return self.layer.heads
+
+    def expected(self, kv_cache: Tensor) -> Tensor:
+        """[r, heads * dims] by the reference, which writes the newest keys and values into a cache like the case's."""
+        layer, rows, heads = self.layer, self.rows, self.layer.heads
+        attended_rhd = attend(
+            self.qkv_ro, kv_cache, rows.block_table_sb, rows.row_slot_r, rows.kv_len_r, layer.rotary_table,
+            layer.q_gain_d, layer.k_gain_d, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
+            scale=layer.scale, window=layer.window, norm_eps=layer.norm_eps, sink_h=layer.sink_h,
+        )  # fmt: skip
+        return attended_rhd.flatten(1)
 
 
 def make_attention(

@@ -8,13 +8,13 @@ are medians of CUDA graph replays over caches that together exceed the L2 cache.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from gpu_report import capture, time_ms
 from paged_steps import Step, make_step
 from torch import Tensor
 
@@ -179,23 +179,8 @@ def check_step_kernels(device: str) -> dict[str, float]:
 
 def replay_us(launches: list[Callable[[], None]], repeats: int = 15) -> float:
     """Median microseconds of one launch, all captured back to back in one graph."""
-    for launch in launches[:2]:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(launches))
-    return statistics.median(times)
+    graph = capture(lambda: [launch() for launch in launches])
+    return 1e3 * time_ms(graph, repeats, inner=1) / len(launches)
 
 
 def paged_inputs(rows: int, kv_len: int, queries: int) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor, Tensor]:

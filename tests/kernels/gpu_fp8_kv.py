@@ -22,7 +22,6 @@ from torch import Tensor
 
 from octavo.attention.base import make_backend
 from octavo.kernels.reference import rotate_write as reference_rotate
-from octavo.kernels.reference.decode_attention_fused import attend as reference_attend
 from octavo.kernels.reference.kv_write import kept
 from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend
 from octavo.kernels.triton.launch import compile_together
@@ -90,17 +89,13 @@ def check_fused(report: Report) -> None:
             made.append((case, out, attend(case.layer, case.qkv_ro, case.kv_cache, case.rows, scratch, out)))
     compile_together(launch for *_, launches in made for launch in launches)
     for case, out, launches in made:
-        layer, rows, heads = case.layer, case.rows, case.heads
+        rows, heads = case.rows, case.heads
         cache = case.kv_cache.clone()
         for launch in launches:
             launch.run()
-        expected = reference_attend(
-            case.qkv_ro, cache, rows.block_table_sb, rows.row_slot_r, rows.kv_len_r, layer.rotary_table,
-            layer.q_gain_d, layer.k_gain_d, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
-            scale=layer.scale, window=0, norm_eps=layer.norm_eps,
-        )  # fmt: skip
+        expected = case.expected(cache)
         name = f"fused {heads.num_heads}/{heads.num_kv_heads} heads, {rows.num_rows} rows up to {rows.max_kv_len}"
-        report.check(name, relative_error(out, expected.flatten(1)), 8e-3)
+        report.check(name, relative_error(out, expected), 8e-3)
         report.check(f"{name}: cache", relative_error(case.kv_cache, cache), 1e-3)
 
 

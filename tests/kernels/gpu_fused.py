@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fused_models import BLOCK_SIZE, LLAMA_8B, QWEN3_06B, Sizes, make_context
+from fused_models import BLOCK_SIZE, LLAMA_8B, QWEN3_06B, Sizes, make_context, raw_config
 from fused_steps import make_attention, relative_error
 from gpu_report import Part, Report, capture, run_parts, time_ms
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
-from octavo.kernels.reference.decode_attention_fused import attend as reference_attend
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
 from octavo.kernels.triton import decode_attention_fused as attention
 from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend, attention_kernel
@@ -193,27 +192,11 @@ def check_attention(report: Report) -> None:
         made.append((name, case, out, attend(case.layer, case.qkv_ro, case.kv_cache, case.rows, scratch, out)))
     report.say(f"{compile_together(launch for *_, launches in made for launch in launches)} attention kernels compiled")
     for name, case, out, launches in made:
-        layer, rows, heads = case.layer, case.rows, case.heads
         expected_cache = case.kv_cache.clone()
         for launch in launches:
             launch.run()
-        expected = reference_attend(
-            case.qkv_ro,
-            expected_cache,
-            rows.block_table_sb,
-            rows.row_slot_r,
-            rows.kv_len_r,
-            layer.rotary_table,
-            layer.q_gain_d,
-            layer.k_gain_d,
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            scale=layer.scale,
-            window=layer.window,
-            norm_eps=layer.norm_eps,
-            sink_h=layer.sink_h,
-        )
-        report.check(f"attention {name}", relative_error(out, expected.flatten(1)), 8e-3)
+        expected = case.expected(expected_cache)
+        report.check(f"attention {name}", relative_error(out, expected), 8e-3)
         report.check(f"attention {name} cache", relative_error(case.kv_cache, expected_cache), 1e-4)
     report.say(f"{len(made)} attention cases checked")
 
@@ -224,24 +207,9 @@ def check_attention(report: Report) -> None:
 def config_of(sizes: Sizes, layers: int) -> NormalConfig:
     """The config of a model of these sizes."""
     architecture, model_type = ("Qwen3ForCausalLM", "qwen3") if sizes.qk_norm else ("LlamaForCausalLM", "llama")
-    raw = {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "vocab_size": sizes.vocab,
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 500000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": sizes.tied,
-        "eos_token_id": 2,
-    }
-    return normalize_config(raw)
+    own = {"architectures": [architecture], "model_type": model_type, "num_hidden_layers": layers}
+    served = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 500000.0}
+    return normalize_config(raw_config(sizes) | own | served)
 
 
 @torch.inference_mode()

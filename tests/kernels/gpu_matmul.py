@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_report import capture, time_ms
 from torch import Tensor
 
 from octavo.kernels.triton.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
@@ -49,12 +50,7 @@ def multiply(rows: int, piece: int, weights: list[list[Tensor]], scale: float) -
                     part = slice(start, start + piece)
                     torch.mm(inputs[k][part], weight.t(), out=outputs[n][part])
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph
+    return capture(run)
 
 
 def seconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
@@ -85,13 +81,7 @@ def residual_us(rows: int, weights: list[list[Tensor]], *, is_added: bool) -> fl
                 else:
                     add_rms_norm(torch.mm(x, weight.t()), residual, gain, 1e-5, pdl=True)
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    return sorted(seconds(graph, 5) for _ in range(7))[3] / len(weights) * 1e6
+    return 1e3 * time_ms(capture(run)) / len(weights)
 
 
 def in_parts_us(rows: int, weights: list[list[Tensor]], which: int, parts: int) -> float:
@@ -113,13 +103,7 @@ def in_parts_us(rows: int, weights: list[list[Tensor]], which: int, parts: int) 
             else:
                 add_rms_norm(torch.mm(x, weight.t()), residual, gain, 1e-5, pdl=True)
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    return sorted(seconds(graph, 5) for _ in range(7))[3] / len(weights) * 1e6
+    return 1e3 * time_ms(capture(run)) / len(weights)
 
 
 def by_parts(weights: list[list[Tensor]]) -> None:

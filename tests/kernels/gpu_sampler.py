@@ -11,7 +11,6 @@ import argparse
 import itertools
 import json
 import math
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from gpu_report import capture, time_ms
 from torch import Tensor
 
 from octavo.kernels.reference import sample as reference
@@ -274,24 +274,8 @@ def workload(name: str, num_rows: int) -> list[list[Launch]]:
 
 def replay_us(batches: list[list[Launch]], repeats: int = 15) -> float:
     """Median microseconds of one batch, all captured back to back in one graph."""
-    for launch in batches[0]:
-        launch.run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for batch_ in batches:
-            for launch in batch_:
-                launch.run()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(batches))
-    return statistics.median(times)
+    graph = capture(lambda: [launch.run() for launch in chain.from_iterable(batches)])
+    return 1e3 * time_ms(graph, repeats, inner=1) / len(batches)
 
 
 def time_all() -> list[dict[str, object]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from random_weights import randomize
 from safetensors import safe_open
 from torch import Tensor
 
@@ -491,12 +492,7 @@ def make_reference(case: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     model_class = getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))
     model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.2 * torch.randn_like(parameter))
-            else:
-                parameter.normal_(0.0, 0.15)
+    randomize(model)
     return model
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from same_logprobs import assert_same_logprobs
 from tests.cases.tiny_chat_model import write_model
 
 from octavo import LLM, RequestOutput, SamplingParams
@@ -110,16 +111,6 @@ def assert_same(found: RequestOutput, expected: RequestOutput) -> None:
         )
         assert_same_logprobs(ours.logprobs, theirs.logprobs)
     assert_same_logprobs(found.prompt_logprobs, expected.prompt_logprobs)
-
-
-def assert_same_logprobs(found: Any, expected: Any) -> None:
-    assert (found is None) == (expected is None)
-    for ours, theirs in zip(found or (), expected or (), strict=True):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            assert list(ours) == list(theirs)
-            found_p, wanted_p = ([entry.logprob for entry in entries.values()] for entries in (ours, theirs))
-            assert found_p == wanted_p
 
 
 def test_stop_strings_cut_within_a_draft(plain: LLM, speculating: LLM) -> None:

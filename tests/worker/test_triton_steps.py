@@ -133,6 +133,22 @@ def test_triton_steps_give_transformers_tokens(folder: Path, greedy: Any) -> Non
         assert num_graphs <= 2, "one way of sampling, in at most two sizes"
 
 
+def check_steps(model: Any, length: int, folder: Path, **plain: Any) -> None:
+    """With random weights and three prompts, one of a length: tokens of the reference backend with `plain` options."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, 0.0, 0.15)
+    model.save_pretrained(folder)
+    prompts = [[5 + i * i % 90 for i in range(length)], [9, 10, 11], [12]]
+    options = {**OPTIONS, "model": str(folder)}
+    tokens, drawn, *_ = run_interpreted(prompts, options)
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with LLM(**{**options, "attention_backend": "reference", **plain}) as llm:
+        assert tokens == [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)]
+        outputs = llm.generate(prompts, [SamplingParams(seed=seed, **DRAWING) for seed in range(3)])
+    assert drawn == [output.outputs[0].token_ids for output in outputs]
+
+
 def test_cache_groups_have_tables_of_their_own(tmp_path: Path) -> None:
     """Three groups, of layers that keep all and of windows, through steps as graphs would run them."""
     config = transformers.Gemma3TextConfig(
@@ -142,20 +158,7 @@ def test_cache_groups_have_tables_of_their_own(tmp_path: Path) -> None:
         eos_token_id=2,
     )  # fmt: skip
     torch.manual_seed(5)
-    model = transformers.Gemma3ForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, 0.15)
-    model.save_pretrained(tmp_path)
-    prompts = [[5 + i * i % 90 for i in range(61)], [9, 10, 11], [12]]
-    options = {**OPTIONS, "model": str(tmp_path)}
-    tokens, drawn, *_ = run_interpreted(prompts, options)
-    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    with LLM(**{**options, "attention_backend": "reference", "cache_groups": False}) as llm:
-        assert tokens == [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)]
-        outputs = llm.generate(prompts, [SamplingParams(seed=seed, **DRAWING) for seed in range(3)])
-    assert drawn == [output.outputs[0].token_ids for output in outputs]
+    check_steps(transformers.Gemma3ForCausalLM(config), 61, tmp_path, cache_groups=False)
 
 
 def test_states_beside_attention(tmp_path: Path) -> None:
@@ -168,20 +171,7 @@ def test_states_beside_attention(tmp_path: Path) -> None:
         max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     torch.manual_seed(5)
-    model = transformers.Qwen3NextForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, 0.15)
-    model.save_pretrained(tmp_path)
-    prompts = [[5 + i * i % 90 for i in range(45)], [9, 10, 11], [12]]
-    options = {**OPTIONS, "model": str(tmp_path)}
-    tokens, drawn, *_ = run_interpreted(prompts, options)
-    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    with LLM(**{**options, "attention_backend": "reference"}) as llm:
-        assert tokens == [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)]
-        outputs = llm.generate(prompts, [SamplingParams(seed=seed, **DRAWING) for seed in range(3)])
-    assert drawn == [output.outputs[0].token_ids for output in outputs]
+    check_steps(transformers.Qwen3NextForCausalLM(config), 45, tmp_path)
 
 
 def test_triton_without_a_device_is_refused(folder: Path) -> None:

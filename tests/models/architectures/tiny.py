@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import torch
+from random_weights import randomize
 from transformers import PreTrainedConfig
 
 VOCAB = 128
@@ -244,10 +245,5 @@ def make_model(model_class: Any, config: PreTrainedConfig, seed: int = 0) -> Any
         raise ValueError(f"{size} parameters are not tiny")
     torch.manual_seed(seed)
     model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.2 * torch.randn_like(parameter))
-            else:
-                parameter.normal_(0.0, 0.15)
+    randomize(model)
     return model
