@@ -155,8 +155,8 @@ def _foreign(
     from octavo.models.transformers_build import NotPackableError, Wanted
     from octavo.models.transformers_rows import TransformersRows
 
-    choose = partial(foreign_choice, config, quantization)
-    wanted = Wanted(dtype, device, max_length, choose, has_kernels=has_kernels and device.type == "cuda")
+    kinds = partial(foreign_choice, config, quantization)
+    wanted = Wanted(dtype, device, max_length, kinds, has_kernels=has_kernels and device.type == "cuda")
     model: TransformersModel | TransformersRows
     try:
         if is_own(config.raw):
