@@ -70,6 +70,23 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, str]:
     return int(head.split()[1]), json.loads(body)["error"]["code"]
 
 
+@pytest.mark.parametrize(
+    ("head", "ending"),
+    [
+        (b"GET /ends HTTP/1.0\r\n\r\n", b"\r\n\r\n0"),
+        (b"GET /ends HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", b"\r\n\r\n0"),
+        (b"GET /ends HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"\r\n\r\n1\r\n0\r\n0\r\n\r\n"),
+    ],
+)
+async def test_an_old_client_gets_no_chunks(port: int, head: bytes, ending: bytes) -> None:
+    """What has no length ends with the connection, also where the client asked to keep it (ab -k)."""
+    reader, writer = await connect(port)
+    writer.write(head)
+    got = await asyncio.wait_for(reader.read(), 10)
+    assert got.endswith(ending)
+    assert (b"chunked" in got) == (b"HTTP/1.1" in head)
+
+
 @pytest.mark.parametrize("start", [b"", b"GET /", b"POST / HTTP/1.1\r\nHost: x\r\nX-A: b\r\n"])
 async def test_heads_that_do_not_end(port: int, start: bytes) -> None:
     reader, writer = await connect(port)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.errors import ApiError, UnavailableError, error_response
 
@@ -40,6 +40,26 @@ def _answer(error: ApiError, scope: Scope) -> bytes:
     lines = [b"%b: %b" % header for header in response.raw_headers]
     start = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()
     return b"\r\n".join([start, *lines, b"connection: close", b"", bytes(response.body)])
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 has no chunks (RFC 9112, 7.1), which uvicorn would send: an answer of unknown length ends with its
+    connection."""
+    send: Any = cycle.send
+    has_length = True
+
+    async def send_plainly(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            has_length = b"content-length" in names
+            if not has_length:
+                cycle.chunked_encoding, cycle.keep_alive = False, False
+        elif message["type"] == "http.response.body" and not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plainly  # type: ignore[assignment, method-assign]
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -112,6 +132,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._arm(self._limits.body_window_s, self._check_body)
         super().on_headers_complete()
+        if self.cycle is not None and self.scope["http_version"] == "1.0":
+            _without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
