@@ -12,6 +12,7 @@ from octavo.config.sections import ENGINE_SECTIONS, BenchConfig, EngineConfig, S
 from octavo.errors import ConfigError
 from octavo.speculation import read_speculation
 
+_ORIGIN = re.compile(r"null|[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9._\[\]:-]+|\*")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 
 
@@ -56,6 +57,12 @@ def make_server_config(values: Mapping[str, Any]) -> ServerConfig:
 def _check_server(config: ServerConfig) -> None:
     if config.log_prompts and not config.log_requests:
         raise ConfigError("--log-prompts needs --log-requests: prompts are part of those lines", "log_prompts")
+    no_origin = next((one for one in config.allowed_origins if not _ORIGIN.fullmatch(one)), None)
+    if no_origin is not None:
+        raise ConfigError(
+            f"--allowed-origins: {no_origin!r} is no origin: give SCHEME://HOST[:PORT], such as https://chat.example.com",
+            "allowed_origins",
+        )
     if config.admin_port is not None and config.admin_port == config.port != 0:
         raise ConfigError(f"--admin-port and --port are both {config.port}", "admin_port")
 

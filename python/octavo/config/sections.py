@@ -254,6 +254,11 @@ class ServerConfig:
         None,
         "TOML or JSON file of tenants: keys, limits, weight, priority (server/README.md); read again on SIGHUP.",
     )
+    allowed_origins: list[str] = option(
+        [],
+        "Origins of web pages whose scripts may call the API (CORS), such as https://chat.example.com; *: all. "
+        "Default: none.",
+    )
     served_model_name: list[str] = option([], "Names the API knows the model by; default: the model as given.")
     chat_template: str | None = option(None, "Jinja file, or template text, instead of the model's own.")
     tool_call_parser: str = option(

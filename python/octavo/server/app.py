@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -78,9 +79,25 @@ def make_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     """
     context = ServerContext(llm, config)
     batches = None if config.batch_dir is None else _batches(context, Path(config.batch_dir))
-    app = _build(context, ROUTES, context.keyring)
+    app = _build(context, ROUTES, context.keyring, _pages(config.allowed_origins))
     app.state.batches = batches
     return app
+
+
+def _pages(origins: Sequence[str]) -> list[Middleware]:
+    """Answers to browsers that ask whether a page may call: in front of the gate, as they show no key then."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=("*",),
+        )
+    ]
 
 
 def _batches(context: ServerContext, folder: Path) -> Batches:
@@ -97,7 +114,9 @@ def make_admin_app(context: ServerContext) -> Starlette | None:
     return None if key is None else _build(context, [*admin.ROUTES, *openapi.ADMIN_ROUTES], Keyring([key]))
 
 
-def _build(context: ServerContext, routes: Sequence[Route], keyring: Keyring) -> Starlette:
+def _build(
+    context: ServerContext, routes: Sequence[Route], keyring: Keyring, before: Sequence[Middleware] = ()
+) -> Starlette:
     config = context.config
     upload_limit = BodyLimit(config.batch_max_file_bytes + FORM_BYTES, "--batch-max-file-bytes")
     gate = Middleware(
@@ -108,7 +127,7 @@ def _build(context: ServerContext, routes: Sequence[Route], keyring: Keyring) ->
         routes=routes,
         body_limits={"/v1/files": upload_limit} if config.batch_dir is not None else {},
     )
-    app = Starlette(routes=routes, middleware=[gate], exception_handlers=HANDLERS)
+    app = Starlette(routes=routes, middleware=[*before, gate], exception_handlers=HANDLERS)
     app.state.context = context
     return app
 
