@@ -15,7 +15,7 @@ from paged_steps import make_step
 from octavo.attention.base import make_backend
 from octavo.kernels.reference.kv_write import kept, write_kv
 from octavo.kernels.reference.quantize_rows import FP8
-from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend
+from octavo.kernels.triton.decode_attention_launches import AttentionScratch, HeadShape, attend
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

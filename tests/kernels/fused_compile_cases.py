@@ -13,7 +13,7 @@ import torch
 from fused_models import GPT_OSS_20B, LLAMA_8B, QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B, Sizes, make_context, make_weights
 from sm90_compile import Compiled, compile_launch
 
-from octavo.kernels.triton.decode_attention_fused import (
+from octavo.kernels.triton.decode_attention_launches import (
     TILE,
     AttentionLayer,
     AttentionScratch,

@@ -15,9 +15,9 @@ from fused_steps import make_attention, relative_error
 from torch import Tensor
 
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
-from octavo.kernels.triton import decode_attention_fused as attention
+from octavo.kernels.triton import decode_attention_launches as attention
 from octavo.kernels.triton import shared_attention
-from octavo.kernels.triton.decode_attention_fused import TILE, AttentionScratch, HeadShape, attend
+from octavo.kernels.triton.decode_attention_launches import TILE, AttentionScratch, HeadShape, attend
 from octavo.kernels.triton.embed_norm import embed, final_norm
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.shared_attention import SharedConfig

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.reference.decode_attention_fused import attend
-from octavo.kernels.triton.decode_attention_fused import TILE, AttentionLayer, DecodeRows, HeadShape
+from octavo.kernels.triton.decode_attention_launches import TILE, AttentionLayer, DecodeRows, HeadShape
 
 
 @dataclass

@@ -23,7 +23,7 @@ from torch import Tensor
 from octavo.attention.base import make_backend
 from octavo.kernels.reference import rotate_write as reference_rotate
 from octavo.kernels.reference.kv_write import kept
-from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend
+from octavo.kernels.triton.decode_attention_launches import AttentionScratch, HeadShape, attend
 from octavo.kernels.triton.launch import compile_together
 from octavo.kernels.triton.rotate_write import rotate_write
 

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from octavo.attention.base import ForwardContext, make_backend
 from octavo.kernels.reference.skinny_linear import add_linear, gated_linear, linear, rms_norm
-from octavo.kernels.triton import decode_attention_fused as attention
-from octavo.kernels.triton.decode_attention_fused import AttentionScratch, HeadShape, attend, attention_kernel
+from octavo.kernels.triton import decode_attention_launches as attention
+from octavo.kernels.triton.decode_attention_fused import attention_kernel
+from octavo.kernels.triton.decode_attention_launches import AttentionScratch, HeadShape, attend
 from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.skinny_linear import (
     ResidualStream,

@@ -24,8 +24,8 @@ from fused_steps import AttentionCase, make_attention
 from gpu_report import Report
 from torch import Tensor
 
-from octavo.kernels.triton import decode_attention_fused as fused
-from octavo.kernels.triton.decode_attention_fused import AttentionScratch, DecodeRows, HeadShape
+from octavo.kernels.triton import decode_attention_launches as fused
+from octavo.kernels.triton.decode_attention_launches import AttentionScratch, DecodeRows, HeadShape
 from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.paged_decode import paged_decode, plan_decode
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from octavo.kernels.reference.kv_write import kept
 from octavo.kernels.reference.quantize_rows import FP8
 from octavo.kernels.triton import shared_attention
-from octavo.kernels.triton.decode_attention_fused import TILE, AttentionScratch, HeadShape, attend
+from octavo.kernels.triton.decode_attention_launches import TILE, AttentionScratch, HeadShape, attend
 from octavo.kernels.triton.launch import Launch, compile_together
 from octavo.kernels.triton.shared_attention import SharedConfig
 

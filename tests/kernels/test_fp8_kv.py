@@ -13,7 +13,7 @@ from sm90_compile import compile_launch
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError
 from octavo.kernels.triton import paged_decode, paged_prefill, rotate_write
-from octavo.kernels.triton.decode_attention_fused import (
+from octavo.kernels.triton.decode_attention_launches import (
     AttentionLayer,
     AttentionScratch,
     DecodeRows,

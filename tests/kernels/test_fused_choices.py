@@ -11,7 +11,7 @@ import torch
 from octavo.attention.base import AttentionSpec
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError, ModelError
-from octavo.kernels.triton.decode_attention_fused import MAX_SPLITS, choose_splits, choose_stages
+from octavo.kernels.triton.decode_attention_launches import MAX_SPLITS, choose_splits, choose_stages
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, PLAIN, TABLE, Gemv, Ring, bucket_for, choose
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.models.config import normalize_config

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from octavo.attention.base import ForwardContext
-from octavo.kernels.triton.decode_attention_fused import (
+from octavo.kernels.triton.decode_attention_fused import attention_kernel
+from octavo.kernels.triton.decode_attention_launches import (
     TILE,
     AttentionLayer,
     AttentionScratch,
     DecodeRows,
     HeadShape,
     attend,
-    attention_kernel,
 )
 from octavo.kernels.triton.embed_norm import embed, final_norm
 from octavo.kernels.triton.launch import Launch, compile_together

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.attention.base import ForwardContext
 from octavo.kernels.reference.quantize_rows import FP8
-from octavo.kernels.triton.decode_attention_fused import (
+from octavo.kernels.triton.decode_attention_launches import (
     TILE,
     AttentionLayer,
     AttentionScratch,
