@@ -1,5 +1,5 @@
 """The FlashInfer backend against the reference, with a stand-in for the package that does what its documentation says;
-decode rows run in Triton's interpreter. Run by test_flashinfer.py in a process of its own."""
+decode rows run in Triton's interpreter. Run by test_flash.py in a process of its own."""
 
 from __future__ import annotations
 

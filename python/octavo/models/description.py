@@ -58,7 +58,7 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Departure:
     """How a family departs from Llama."""
 
     qkv_bias: bool | None = None
@@ -91,13 +91,13 @@ def _gemma2(config: NormalConfig) -> dict[str, Any]:
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(qkv_bias=False, has_biases=False),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, has_biases=False),
-    "Qwen3ForCausalLM": Family(has_qk_norm=True),
-    "GemmaForCausalLM": Family(extra=_gemma),
-    "Gemma2ForCausalLM": Family(extra=_gemma2),
-    "Gemma3ForCausalLM": Family(has_qk_norm=True, has_local_rope=True, extra=_gemma2),
+    "LlamaForCausalLM": Departure(),
+    "MistralForCausalLM": Departure(qkv_bias=False, has_biases=False),
+    "Qwen2ForCausalLM": Departure(qkv_bias=True, has_biases=False),
+    "Qwen3ForCausalLM": Departure(has_qk_norm=True),
+    "GemmaForCausalLM": Departure(extra=_gemma),
+    "Gemma2ForCausalLM": Departure(extra=_gemma2),
+    "Gemma3ForCausalLM": Departure(has_qk_norm=True, has_local_rope=True, extra=_gemma2),
 }
 """By architecture."""
 

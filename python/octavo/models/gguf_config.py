@@ -31,7 +31,7 @@ CONTROL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class GGUFFamily:
     """What a GGUF architecture is called in Transformers, and the config fields that its metadata does not carry."""
 
     model_type: str
@@ -43,13 +43,13 @@ class Family:
 GEMMA_ACTIVATION = "gelu_pytorch_tanh"
 
 FAMILIES = {
-    "llama": Family("llama", "LlamaForCausalLM", {"hidden_act": "silu"}),
-    "mistral": Family("mistral", "MistralForCausalLM", {"hidden_act": "silu"}),
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM", {"hidden_act": "silu", "use_sliding_window": False}),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", {"hidden_act": "silu", "use_sliding_window": False}),
-    "gemma": Family("gemma", "GemmaForCausalLM", {"hidden_act": GEMMA_ACTIVATION}),
-    "gemma2": Family("gemma2", "Gemma2ForCausalLM", {"hidden_activation": GEMMA_ACTIVATION}, sandwich=True),
-    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", {"hidden_activation": GEMMA_ACTIVATION}, sandwich=True),
+    "llama": GGUFFamily("llama", "LlamaForCausalLM", {"hidden_act": "silu"}),
+    "mistral": GGUFFamily("mistral", "MistralForCausalLM", {"hidden_act": "silu"}),
+    "qwen2": GGUFFamily("qwen2", "Qwen2ForCausalLM", {"hidden_act": "silu", "use_sliding_window": False}),
+    "qwen3": GGUFFamily("qwen3", "Qwen3ForCausalLM", {"hidden_act": "silu", "use_sliding_window": False}),
+    "gemma": GGUFFamily("gemma", "GemmaForCausalLM", {"hidden_act": GEMMA_ACTIVATION}),
+    "gemma2": GGUFFamily("gemma2", "Gemma2ForCausalLM", {"hidden_activation": GEMMA_ACTIVATION}, sandwich=True),
+    "gemma3": GGUFFamily("gemma3_text", "Gemma3ForCausalLM", {"hidden_activation": GEMMA_ACTIVATION}, sandwich=True),
 }
 
 LARGE_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}

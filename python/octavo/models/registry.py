@@ -152,20 +152,20 @@ def _foreign(
         choose = partial(choose_methods, config, quantization)
         return model_class(config, foreign_config(config.raw), dtype=dtype, device=device, choose=choose)
     from octavo.models.transformers_backend import TransformersModel
-    from octavo.models.transformers_build import NotPackableError, Wanted
+    from octavo.models.transformers_build import ForeignOptions, NotPackableError
     from octavo.models.transformers_rows import TransformersRows
 
     kinds = partial(foreign_choice, config, quantization)
-    wanted = Wanted(dtype, device, max_length, kinds, has_kernels=has_kernels and device.type == "cuda")
+    options = ForeignOptions(dtype, device, max_length, kinds, has_kernels=has_kernels and device.type == "cuda")
     model: TransformersModel | TransformersRows
     try:
         if is_own(config.raw):
             raise NotPackableError(f"{config.architecture} is code of the checkpoint's own")
-        model = TransformersModel(config, wanted)
+        model = TransformersModel(config, options)
     except NotPackableError as reason:
         if device.type != "meta":
             logger.warning("%s; it runs row by row with Transformers' own cache: right, not fast", reason)
-        model = TransformersRows(config, wanted)
+        model = TransformersRows(config, options)
     if quantization != "none" and config.quantization is None and not model.replaced.can_be_rounded:
         why = "; ".join(model.replaced.left.values()) or "it has no linear layers"
         raise ModelError(f"--quantization {quantization} can't run {config.architecture} ({why}): use none")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContext
 from octavo.models.config import NormalConfig
 from octavo.models.images import TEXT_MODELS, image_encoder
-from octavo.models.transformers_build import Wanted, build_on_meta
+from octavo.models.transformers_build import ForeignOptions, build_on_meta
 from octavo.models.transformers_layers import replace_layers, use_kernels
 from octavo.models.transformers_memory import freeze_rope, materialize
 from octavo.models.transformers_names import CheckpointNames
@@ -74,26 +74,26 @@ class TransformersModel(nn.Module):
     backend: AttentionBackend
     embedding: nn.Module
 
-    def __init__(self, config: NormalConfig, wanted: Wanted) -> None:
+    def __init__(self, config: NormalConfig, options: ForeignOptions) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
         register_attention()
-        causal = build_on_meta(config, wanted.dtype, ATTENTION)
-        frozen = freeze_rope(causal, wanted.max_length)
+        causal = build_on_meta(config, options.dtype, ATTENTION)
+        frozen = freeze_rope(causal, options.max_length)
         found = probe(causal, config)
         names = CheckpointNames(causal)
         mixers = found.specs.keys()
-        self.replaced = replace_layers(causal, f"{found.decoder}.", found.calls, mixers, wanted.choose, wanted.dtype)
+        self.replaced = replace_layers(causal, f"{found.decoder}.", found.calls, mixers, options.choose, options.dtype)
         self.specs = found.specs
         self.attention_specs = list(found.specs.values())
-        materialize(causal, wanted.device, frozen)
-        if wanted.has_kernels:
+        materialize(causal, options.device, frozen)
+        if options.has_kernels:
             use_kernels(causal)
         self.checkpoint = Checkpoint(causal, names, config.quantization)
         self.decoder: Any = causal.get_submodule(found.decoder)
         self.__dict__["embedding"] = causal.get_input_embeddings()  # the decoder's own: its weights are counted once
         text_name = next((name for name in TEXT_MODELS if hasattr(self.decoder, name)), "")
-        self.images = image_encoder(self.decoder, config, wanted.dtype, text_name, self.embedding, self.specs)
+        self.images = image_encoder(self.decoder, config, options.dtype, text_name, self.embedding, self.specs)
         self.given = GivenHidden(found.output_class, self.decoder)
         causal.set_submodule(found.decoder, self.given)
         self.head = causal

@@ -21,7 +21,7 @@ class NotPackableError(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ForeignOptions:
     """What a class is built for."""
 
     dtype: torch.dtype

@@ -25,7 +25,7 @@ from octavo.attention.base import AttentionBackend, AttentionSpec, ForwardContex
 from octavo.errors import ModelError
 from octavo.models.config import NormalConfig
 from octavo.models.images import ImageEncoder
-from octavo.models.transformers_build import Wanted, build_on_meta
+from octavo.models.transformers_build import ForeignOptions, build_on_meta
 from octavo.models.transformers_guess import without_values
 from octavo.models.transformers_layers import Replaced, replace_layers, use_kernels
 from octavo.models.transformers_memory import freeze_rope, materialize
@@ -66,31 +66,31 @@ class TransformersRows(nn.Module):
     images: ImageEncoder | None = None
     reads_together = False
 
-    def __init__(self, config: NormalConfig, wanted: Wanted) -> None:
+    def __init__(self, config: NormalConfig, options: ForeignOptions) -> None:
         super().__init__()
         self.architecture = config.architecture
         self.vocab_size = config.vocab_size
         self.attention_specs = [TOKEN_IDS]
-        causal = build_on_meta(config, wanted.dtype)
-        _check_reads_text(config, wanted.dtype)
-        frozen = freeze_rope(causal, wanted.max_length)
+        causal = build_on_meta(config, options.dtype)
+        _check_reads_text(config, options.dtype)
+        frozen = freeze_rope(causal, options.max_length)
         names = CheckpointNames(causal)
         self.causal = causal
         taken = inspect.signature(causal.forward).parameters
         self.state_name = next((name for name in STATE_NAMES if name in taken), None)
         self.takes_use_cache = "use_cache" in taken
         self.by_token = has_recurrence(causal)
-        self.replaced = self._replace(config, wanted)
-        materialize(causal, wanted.device, frozen)
-        if wanted.has_kernels:
+        self.replaced = self._replace(config, options)
+        materialize(causal, options.device, frozen)
+        if options.has_kernels:
             use_kernels(causal)
         self.checkpoint = Checkpoint(causal, names, config.quantization)
         self.states: OrderedDict[int, State] = OrderedDict()
 
-    def _replace(self, config: NormalConfig, wanted: Wanted) -> Replaced:
+    def _replace(self, config: NormalConfig, options: ForeignOptions) -> Replaced:
         """Put our layers into the class, where a copy of it can be watched while it reads a prompt and goes on."""
         calls, state, causal = Calls(), State(), self.causal
-        self.causal = copy = build_on_meta(config, wanted.dtype)
+        self.causal = copy = build_on_meta(config, options.dtype)
         try:
             with without_values(), calls.recorded(copy), experts_on_meta(copy):
                 for num_tokens in (2, 1):
@@ -102,7 +102,7 @@ class TransformersRows(nn.Module):
             self.causal = causal
         mixers = {module for module in causal.modules() if MIXER.search(type(module).__name__)}
         base = next((name for name, module in causal.named_modules() if module is causal.base_model), "")
-        return replace_layers(causal, f"{base}." if base else "", calls, mixers, wanted.choose, wanted.dtype)
+        return replace_layers(causal, f"{base}." if base else "", calls, mixers, options.choose, options.dtype)
 
     def set_attention_backend(self, backend: AttentionBackend) -> None:
         """The class attends itself."""

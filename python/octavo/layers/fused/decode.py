@@ -43,7 +43,7 @@ from octavo.kernels.triton.skinny_linear import (
 )
 from octavo.kernels.triton.skinny_table import MAX_ROWS, bucket_for
 from octavo.layers.fused.base import BlockWeights, DecoderWeights
-from octavo.layers.fused.mlp import FusedMLP, MLPScratch, Turn, make_linear, make_mlp
+from octavo.layers.fused.mlp import FusedMLP, MLPScratch, MLPStep, make_linear, make_mlp
 from octavo.layers.fused.qkv_attention import decode_rows
 
 
@@ -171,7 +171,7 @@ class FusedDecode:
             *attend(block.attention, qkv_to, kv_cache, rows, buffers.attention, attended_to),
             *quantized(block.o, attended_to),
             add_residual(block.o, attended_to, stream, block.mlp_gain_m, buffers.split),
-            *block.mlp.launches(Turn(stream, buffers.mlp, count, block.o.num_tiles(count), eps, next_gain_m)),
+            *block.mlp.launches(MLPStep(stream, buffers.mlp, count, block.o.num_tiles(count), eps, next_gain_m)),
         ]
 
     def accepts_logits(self, hidden_sm: Tensor) -> bool:

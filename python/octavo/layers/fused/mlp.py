@@ -47,16 +47,16 @@ class MLPScratch:
         activated_to: Tensor | None = None
         mixtures: dict[torch.dtype, Experts] = {}
         for mlp in mlps:
-            if isinstance(mlp, GatedMLP) and activated_to is None:
+            if isinstance(mlp, FusedGatedMLP) and activated_to is None:
                 activated_to = torch.zeros(MAX_ROWS, mlp.down.k, dtype=dtype, device=device)
-            elif isinstance(mlp, SparseMLP):
+            elif isinstance(mlp, FusedSparseMLP):
                 mixtures[mlp.experts.down_ehi.dtype] = mlp.experts
         return cls(activated_to, split, {kind: DecodeBuffers.allocate(experts) for kind, experts in mixtures.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One layer's turn in a step: what its MLP finds and what it leaves for the next norm."""
+class MLPStep:
+    """A step of one layer: what its MLP finds and what it leaves for the next norm."""
 
     stream: ResidualStream
     scratch: MLPScratch
@@ -71,7 +71,7 @@ class Turn:
 class FusedMLP(Protocol):
     """One layer's MLP with its norm."""
 
-    def launches(self, turn: Turn) -> list[Launch]:
+    def launches(self, step: MLPStep) -> list[Launch]:
         """residual += mlp(norm(residual)), and the next norm's inputs."""
 
     def num_partials(self, num_rows: int) -> int:
@@ -82,22 +82,22 @@ class FusedMLP(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMLP:
+class FusedGatedMLP:
     """gate_up with silu, and down: two kernels."""
 
     gate_up: SkinnyLinear
     down: SkinnyLinear
 
-    def launches(self, turn: Turn) -> list[Launch]:
+    def launches(self, step: MLPStep) -> list[Launch]:
         """See `FusedMLP.launches`."""
-        stream, scratch = turn.stream, turn.scratch
+        stream, scratch = step.stream, step.scratch
         assert scratch.activated_to is not None
-        activated_to = scratch.activated_to[: turn.num_rows]
+        activated_to = scratch.activated_to[: step.num_rows]
         return [
-            *quantized(self.gate_up, stream.gained_mn[: turn.num_rows]),
-            scaled_store(self.gate_up, stream, activated_to, partials=turn.partials, epilogue="silu", eps=turn.eps),
+            *quantized(self.gate_up, stream.gained_mn[: step.num_rows]),
+            scaled_store(self.gate_up, stream, activated_to, partials=step.partials, epilogue="silu", eps=step.eps),
             *quantized(self.down, activated_to),
-            add_residual(self.down, activated_to, stream, turn.gain_n, scratch.split),
+            add_residual(self.down, activated_to, stream, step.gain_n, scratch.split),
         ]
 
     def num_partials(self, num_rows: int) -> int:
@@ -110,17 +110,17 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseMLP:
+class FusedSparseMLP:
     """Router, choice, and the chosen experts: four kernels for one row, six for more."""
 
     experts: Experts
 
-    def launches(self, turn: Turn) -> list[Launch]:
+    def launches(self, step: MLPStep) -> list[Launch]:
         """See `FusedMLP.launches`."""
-        buffers = turn.scratch.experts[self.experts.down_ehi.dtype]
+        buffers = step.scratch.experts[self.experts.down_ehi.dtype]
         return moe.decode(
-            self.experts, turn.stream, buffers, turn.num_rows,
-            partials=turn.partials, gain_n=turn.gain_n, eps=turn.eps,
+            self.experts, step.stream, buffers, step.num_rows,
+            partials=step.partials, gain_n=step.gain_n, eps=step.eps,
         )  # fmt: skip
 
     def num_partials(self, num_rows: int) -> int:
@@ -142,7 +142,7 @@ def make_linear(op: str, weights: Weights, rows: QuantizedRows | None) -> Skinny
 def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) -> FusedMLP:
     """A block's MLP, ready to launch."""
     if isinstance(weights, GatedWeights):
-        return GatedMLP(make_linear("gate_up", weights.gate_up, rows), make_linear("down", weights.down, rows))
+        return FusedGatedMLP(make_linear("gate_up", weights.gate_up, rows), make_linear("down", weights.down, rows))
     router, gate_up, down = weights.router_em, weights.gate_up_e2im, weights.down_emi
     scales: ExpertScales | None = None
     if weights.gate_up_scale_e2i is not None and weights.down_scale_em is not None:
@@ -152,4 +152,4 @@ def make_mlp(weights: GatedWeights | ExpertWeights, rows: QuantizedRows | None) 
         gate_up_bias_e2i=weights.gate_up_bias_e2i, down_bias_eh=weights.down_bias_em,
         limit=weights.limit, slope=weights.slope, scales=scales, router_bias_e=weights.router_bias_e,
     )  # fmt: skip
-    return SparseMLP(experts)
+    return FusedSparseMLP(experts)
