@@ -1,4 +1,4 @@
-"""Shapes of real models beside Llama's and Qwen's, for `offline.py --shape`: facts of their config.json files."""
+"""Shapes of real models beside Llama's and Qwen's, for `shapes.py`: facts of their config.json files."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ import serve
 import startup
 from h200_check import check
 from h200_rows import DECODE, ROWS, SERVED
-from offline import Bench, machine, show, write_shape
+from offline import Bench, machine, show
+from shapes import write_shape
 
 RESULTS = Path(__file__).parent / "results" / "h200.json"
 Figures = dict[tuple[str, str], float]

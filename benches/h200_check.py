@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from offline import SHAPES, write_shape
+from shapes import SHAPES, write_shape
 
 NUM_LAYERS = 2
 NUM_OUT = 16

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from offline import SHAPES, write_shape
+from shapes import SHAPES, write_shape
 
 from octavo import AsyncLLM, SamplingParams
 

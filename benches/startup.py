@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline import SHAPES, write_shape
+from shapes import SHAPES, write_shape
 
 LLM_PROGRAM = """
 import json, sys, time

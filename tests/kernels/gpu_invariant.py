@@ -153,7 +153,7 @@ def check_attention(report: Report) -> None:
 
 def check_engine(report: Report, shape: str = "qwen3-0.6b", num_layers: int = 12, batches: int = BATCHES) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
-    from offline import write_shape
+    from shapes import write_shape
 
     from octavo import LLM, SamplingParams
 
