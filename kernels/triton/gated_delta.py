@@ -27,6 +27,7 @@ from octavo.kernels.triton.state_rows import (
     prompt_args,
     prompt_blocks,
     prompt_row,
+    prompt_warps,
     softplus,
     tile_of,
 )
@@ -281,5 +282,5 @@ def gated_delta(
         grid = (shape.num_value_heads, triton.cdiv(shape.value_dim, VALUES), rows.num_prompt_rows)
         constants = {**strides, **of_state, **heads, **values, **which}
         args = (*inputs, state_bz, out_ti, inverse, *args)
-        launch(prompt_delta_kernel, grid, args, constants, num_warps=4, num_stages=2)
+        launch(prompt_delta_kernel, grid, args, constants, num_warps=prompt_warps(qkv_tc.device), num_stages=2)
     return out_ti

@@ -19,6 +19,7 @@ from octavo.kernels.reference.squares import SIDE
 from octavo.kernels.triton import moe_table
 from octavo.kernels.triton.moe_table import Tile
 from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS
+from octavo.kernels.triton.target import is_small
 
 ROUTER_K: Final = 128
 """Columns of the router that one program multiplies: its parts are this wide."""
@@ -87,7 +88,8 @@ class Experts:
         """How both products are cut for so many rows."""
         per_expert = num_rows * self.top_k / self.num_experts
         item = self.down_ehi.element_size()
-        return moe_table.tiles_for(per_expert, self.width, self.inner, item, squares=self.block > 0)
+        small = is_small(self.down_ehi.device)
+        return moe_table.tiles_for(per_expert, self.width, self.inner, item, squares=self.block > 0, small=small)
 
     def num_tiles(self, num_rows: int, block_m: int) -> int:
         """Tiles that so many rows can need at most: every expert has a started one, whatever the routing."""

@@ -39,6 +39,8 @@ CHUNK: Final = 1024
 GROUP: Final = 8
 """Chunks that a program of the sort places."""
 COMBINE_N: Final = 512
+BARRIER_BYTES: Final = 1 << 10
+"""What products need at most beside the tiles that are loaded ahead."""
 
 
 def router(experts: Experts, x_mh: Tensor, logit_f: Tensor) -> Launch:
@@ -241,12 +243,14 @@ def _gemm(
     }
     grid = constants["N"] // tile.block_n, num_tiles
     one_turn = tile.turn_bytes(2 if constants["GATED"] else 1, weight.element_size())
-    return Launch(expert_gemm, grid, shared, constants, tile.warps, stages(tile.stages, one_turn))
+    num_stages = stages(tile.stages, one_turn, weight.device, BARRIER_BYTES)
+    return Launch(expert_gemm, grid, shared, constants, tile.warps, num_stages)
 
 
 def has_tma(device: torch.device) -> bool:
     """Whether weights come by the tensor memory accelerator (the interpreter has one too)."""
-    return not is_amd() and (device.type != "cuda" or capability(device) >= (9, 0))
+    found = capability(device)
+    return not is_amd() and (found >= (9, 0) or (device.type != "cuda" and found == (0, 0)))
 
 
 def combine(

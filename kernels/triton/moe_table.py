@@ -55,6 +55,11 @@ HALF: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
 )
 """(pairs an expert up to which it holds, tiles by op), of 2-byte numbers. Both products walk the same tiles of places:
 their `block_m` is equal."""
+HALF_SMALL: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
+    *HALF[:3],
+    (math.inf, {"gate_up": Tile(128, 64, 64, 4, 8, False), "down": Tile(128, 128, 64, 4, 8, False)}),
+)
+"""The same for devices that are `is_small`, whose sums of larger tiles do not fit into registers."""
 EIGHT: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
     (10, {"gate_up": Tile(16, 128, 128, 3, 4, True), "down": Tile(16, 128, 128, 5, 4, True)}),
     (24, {"gate_up": Tile(32, 128, 128, 3, 4, True), "down": Tile(32, 128, 128, 5, 4, True)}),
@@ -68,7 +73,8 @@ EIGHT_SQUARES: Final[tuple[tuple[float, dict[str, Tile]], ...]] = (
     (96, {"gate_up": Tile(64, 128, 128, 3, 8, False), "down": Tile(64, 128, 128, 4, 8, False)}),
     (math.inf, {"gate_up": Tile(128, 64, 128, 3, 8, False), "down": Tile(128, 128, 64, 4, 8, False)}),
 )
-"""Of weights with a scale a square block, whose products take twice the registers."""
+"""Of weights with a scale a square block, whose products take twice the registers; and of all on devices that are
+`is_small`."""
 PAIRS_PER_EXPERT: Final = tuple(most for most, _ in HALF if most < math.inf)
 """Where other tiles begin, in all tables."""
 SINGLE: Final = Tile(16, 32, 32, 2, 4, False)
@@ -106,14 +112,17 @@ def supports_squares(width: int, inner: int) -> bool:
     return width % SIDE == 0 and inner % SIDE == 0
 
 
-def tiles_for(pairs_per_expert: float, width: int, inner: int, item: int, *, squares: bool = False) -> dict[str, Tile]:
+def tiles_for(
+    pairs_per_expert: float, width: int, inner: int, item: int, *, squares: bool = False, small: bool = False
+) -> dict[str, Tile]:
     """op -> tile for matrices [inner, width] (gate_up, two of them) and [width, inner] (down), `item` bytes a number.
-    `squares`: blocks of e4m3 weights have scales.
+    `squares`: blocks of e4m3 weights have scales. `small`: on a device that is `target.is_small`.
 
     Blocks shrink until they divide the matrix.
     """
     sizes = {"gate_up": (inner, width), "down": (width, inner)}
-    table = {1: EIGHT_SQUARES if squares else EIGHT, 2: HALF}.get(item, ((math.inf, dict.fromkeys(sizes, SINGLE)),))
+    eight, half = EIGHT_SQUARES if squares or small else EIGHT, HALF_SMALL if small else HALF
+    table = {1: eight, 2: half}.get(item, ((math.inf, dict.fromkeys(sizes, SINGLE)),))
     chosen = next(tiles for most, tiles in table if pairs_per_expert <= most)
     return {op: fit_tile(tile, *sizes[op]) for op, tile in chosen.items()}
 

@@ -41,6 +41,13 @@ TILES: tuple[tuple[int, TileConfig], ...] = (
 )
 """By the bytes of one padded key, at most: K and V of all stages must fit in 227 KB of shared memory."""
 
+SMALL: dict[bool, tuple[tuple[int, TileConfig], ...]] = {
+    False: ((128, TileConfig(64, 4, 4)), (256, TileConfig(32, 4, 3)), (512, TileConfig(16, 4, 3))),
+    True: ((128, TileConfig(32, 4, 3)), (256, TileConfig(16, 4, 3)), (512, TileConfig(16, 4, 2))),
+}
+"""Whether numbers have 4 bytes -> by padded head dim, at most, for devices that are `is_small`. From compile-time study
+(shared memory, spills)."""
+
 SHORT = TileConfig(64, 4, 2)
 """Where no row is longer than SHORT_LEN and there are many: deep pipelines never fill (measured on H200)."""
 SHORT_LEN = 256
@@ -50,13 +57,15 @@ SPLITS: tuple[tuple[int, int, int], ...] = ((16, 16, 1), (32, 8, 1), (64, 4, 2),
 """(rows x KV heads at most, splits, least tiles of a split); more programs than that fill the device unsplit."""
 
 
-def choose_tile(head_dim: int, itemsize: int, programs: int, max_kv_len: int) -> TileConfig:
+def choose_tile(head_dim: int, itemsize: int, programs: int, max_kv_len: int, *, small: bool = False) -> TileConfig:
     """The tile of a launch. ValueError for head dims beyond the table."""
-    key_bytes = triton.next_power_of_2(head_dim) * itemsize
-    if key_bytes <= 256 and max_kv_len <= SHORT_LEN and programs >= SHORT_PROGRAMS:
+    dim_pad = triton.next_power_of_2(head_dim)
+    key_bytes = dim_pad * itemsize
+    if key_bytes <= (128 if small else 256) and max_kv_len <= SHORT_LEN and programs >= SHORT_PROGRAMS:
         return SHORT
-    for limit, config in TILES:
-        if key_bytes <= limit:
+    size, table = (dim_pad, SMALL[itemsize == 4]) if small else (key_bytes, TILES)
+    for limit, config in table:
+        if size <= limit:
             return config
     raise ValueError(f"head_dim {head_dim} of {itemsize}-byte numbers is beyond what paged attention supports")
 
@@ -213,9 +222,12 @@ class DecodePlan:
 
 
 @cache
-def plan_decode(num_rows: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, max_kv_len: int) -> DecodePlan:
-    """Tile and splits of a launch over `num_rows` rows of at most `max_kv_len` positions."""
-    config = choose_tile(head_dim, itemsize, num_rows * kv_heads, max_kv_len)
+def plan_decode(
+    num_rows: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, max_kv_len: int, *, small: bool = False
+) -> DecodePlan:
+    """Tile and splits of a launch over `num_rows` rows of at most `max_kv_len` positions; `small`: on a device that is
+    `target.is_small`."""
+    config = choose_tile(head_dim, itemsize, num_rows * kv_heads, max_kv_len, small=small)
     splits, least = choose_splits(num_rows * kv_heads, max_kv_len, config.tile)
     group_pad = max(16, triton.next_power_of_2(heads // kv_heads))
     return DecodePlan(config, splits, least, group_pad, max(16, triton.next_power_of_2(head_dim)))
@@ -279,7 +291,9 @@ def paged_decode(
         (*args, sinks, factor, cap, window, block_table_sb.stride(0)),
         constants,
         num_warps=plan.config.num_warps,
-        num_stages=stages(plan.config.num_stages, 2 * plan.config.tile * plan.dim_pad * kv_cache.element_size()),
+        num_stages=stages(
+            plan.config.num_stages, 2 * plan.config.tile * plan.dim_pad * kv_cache.element_size(), kv_cache.device
+        ),
     )
     if plan.splits > 1:
         shares = (out_rhd, kv_len_r, count, part, stat, window)

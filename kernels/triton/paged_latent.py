@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,7 +21,7 @@ from torch import Tensor
 from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.paged_decode import choose_splits, reduce_kernel, split_range
 from octavo.kernels.triton.paging import for_products, prompt_precision, score_factors, tile_blocks, tile_keys
-from octavo.kernels.triton.target import stages
+from octavo.kernels.triton.target import is_amd, is_small, stages
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,32 @@ class LatentPlan:
         return (shares * self.latent_pad, shares * 2) if self.splits > 1 else (0, 0)
 
 
+WIDE: Final = (64, 32, 8)
+"""(pairs, positions of a program, warps of one of at least 32 pairs), of numbers in less than 4 bytes."""
+NARROW: Final = (32, 16, 4)
+"""The same where shared memory or registers are fewer: 64 pairs' sums do not fit. From compile-time study."""
+
+
+def is_narrow(device: torch.device) -> bool:
+    """All devices but Hopper and the data centers' Blackwell."""
+    return is_amd() or is_small(device)
+
+
 @cache
 def plan_latent(
-    num_rows: int, heads: int, value_dim: int, itemsize: int, max_kv_len: int, *, is_decode: bool
+    num_rows: int, heads: int, value_dim: int, itemsize: int, max_kv_len: int, *, is_decode: bool, narrow: bool = False
 ) -> LatentPlan:
-    """For `num_rows` rows: of one token each, in splits where they are few, or prompts."""
+    """For `num_rows` rows: of one token each, in splits where they are few, or prompts. `narrow`: on a device where
+    less fits (`is_narrow`)."""
     group_pad = max(16, triton.next_power_of_2(heads))
-    is_wide = itemsize < 4
-    rows = min(64 if is_wide else 16, group_pad) if is_decode else (64 if is_wide else 16)
-    tile = 32 if is_wide else 16
+    most, tile, most_warps = NARROW if narrow else WIDE
+    if itemsize == 4:
+        most, tile = 16, 16
+    rows = min(most, group_pad) if is_decode else most
     splits, least = choose_splits(num_rows * (group_pad // rows), max_kv_len, tile) if is_decode else (1, 1)
-    warps = 8 if rows >= 32 else 4
+    warps = most_warps if rows >= 32 else 4
     latent_pad = max(16, triton.next_power_of_2(value_dim))
-    return LatentPlan(rows, tile, warps, 2 if is_wide else 1, splits, least, group_pad, latent_pad)
+    return LatentPlan(rows, tile, warps, 2 if itemsize < 4 else 1, splits, least, group_pad, latent_pad)
 
 
 @triton.jit(
@@ -182,7 +197,7 @@ def paged_latent(
         "ROWS": plan.rows,
         **shares,
         "DECODE": is_decode,
-        "PRECISION": prompt_precision(kv_cache.dtype),
+        "PRECISION": "ieee" if is_small(kv_cache.device) else prompt_precision(kv_cache.dtype),
         "COUNTED": count_1 is not None,
     }
     launch(
@@ -191,7 +206,9 @@ def paged_latent(
         (*args, factor, first_row, block_table_sb.stride(0)),
         constants,
         num_warps=plan.num_warps,
-        num_stages=stages(plan.num_stages, plan.tile * (plan.latent_pad + rotated_pad) * kv_cache.element_size()),
+        num_stages=stages(
+            plan.num_stages, plan.tile * (plan.latent_pad + rotated_pad) * kv_cache.element_size(), kv_cache.device
+        ),
     )
     if plan.splits > 1:
         sizes = {"KV_HEADS": 1, "GROUP": heads, "GROUP_PAD": plan.group_pad, "DIM": value_dim}

@@ -24,7 +24,7 @@ from octavo.kernels.triton.paging import (
     tile_keys,
     window_kind,
 )
-from octavo.kernels.triton.target import stages
+from octavo.kernels.triton.target import is_small, stages
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,27 @@ SINGLE: tuple[tuple[int, PrefillConfig], ...] = (
 )
 """By padded head dim, at most: fp32, which has no tensor cores at full precision. For checks, not for speed."""
 
+SMALL: dict[bool, tuple[tuple[int, PrefillConfig], ...]] = {
+    False: (
+        (64, PrefillConfig(64, 64, 4, 3)),
+        (128, PrefillConfig(64, 64, 8, 3)),
+        (256, PrefillConfig(64, 32, 8, 2)),
+        (512, PrefillConfig(32, 16, 8, 2)),
+    ),
+    True: (
+        (64, PrefillConfig(16, 32, 4, 2)),
+        (128, PrefillConfig(32, 32, 4, 2)),
+        (256, PrefillConfig(16, 32, 4, 1)),
+        (512, PrefillConfig(16, 16, 4, 1)),
+    ),
+}
+"""Whether numbers have 4 bytes -> by padded head dim, at most, for devices that are `is_small`. From compile-time study
+(shared memory, spills)."""
 
-def choose_config(dim_pad: int, itemsize: int) -> PrefillConfig:
-    """The config for a padded head dim of `itemsize`-byte numbers."""
-    for limit, config in SINGLE if itemsize == 4 else HALF:
+
+def choose_config(dim_pad: int, itemsize: int, *, small: bool = False) -> PrefillConfig:
+    """The config for a padded head dim of `itemsize`-byte numbers; `small`: on a device that is `target.is_small`."""
+    for limit, config in SMALL[itemsize == 4] if small else SINGLE if itemsize == 4 else HALF:
         if dim_pad <= limit and itemsize in (1, 2, 4):
             return config
     raise ValueError(f"head dim {dim_pad} of {itemsize}-byte numbers is beyond what paged attention supports")
@@ -221,7 +238,7 @@ def paged_prefill(
     group = q_thd.shape[1] // kv_heads
     dim_pad = max(16, triton.next_power_of_2(head_dim))
     count = num_rows - first_row
-    config = choose_config(dim_pad, kv_cache.element_size())
+    config = choose_config(dim_pad, kv_cache.element_size(), small=is_small(kv_cache.device))
     factor, cap = score_factors(scale, soft_cap)
     kind, window = window_kind(window, chunk)
     num_tiles = triton.cdiv(max_query_len * group, config.rows)
@@ -251,5 +268,5 @@ def paged_prefill(
         args + numbers,
         constants,
         num_warps=config.num_warps,
-        num_stages=stages(config.num_stages, 2 * config.tile * dim_pad * kv_cache.element_size()),
+        num_stages=stages(config.num_stages, 2 * config.tile * dim_pad * kv_cache.element_size(), kv_cache.device),
     )

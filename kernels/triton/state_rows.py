@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.reference.state_rows import StateRows
+from octavo.kernels.triton.target import is_small
 
 TILES = (64, 32, 16)
 """Tokens of a tile; a block has whole tiles of the largest that fits."""
@@ -95,3 +96,9 @@ def output(like_tc: Tensor, width: int, rows: StateRows) -> Tensor:
 def precision(like: Tensor) -> str:
     """Of products."""
     return "ieee" if like.dtype == torch.float32 else "tf32"
+
+
+def prompt_warps(device: torch.device) -> int:
+    """Of a program that walks a prompt with a state in registers: 4 warps' do not hold it beside tiles where tensor
+    cores read registers, too."""
+    return 8 if is_small(device) else 4

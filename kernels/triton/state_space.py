@@ -25,6 +25,7 @@ from octavo.kernels.triton.state_rows import (
     prompt_args,
     prompt_blocks,
     prompt_row,
+    prompt_warps,
     softplus,
     tile_of,
 )
@@ -171,5 +172,5 @@ def state_space(
         }
         grid = (shape.num_heads, rows.num_prompt_rows, triton.cdiv(shape.head_dim, tile_p))
         args = (*before, *prompt_args(rows), low, high)
-        launch(prompt_space_kernel, grid, args, constants, num_warps=4, num_stages=2)
+        launch(prompt_space_kernel, grid, args, constants, num_warps=prompt_warps(xbc_tc.device), num_stages=2)
     return out_ti

@@ -4,14 +4,26 @@ it does not touch, the one it was told of, for which tensors on "meta" stand.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import torch
 
 AMD_SHARED_BYTES: Final = 64 << 10
-"""What a program may use on gfx90a and gfx942."""
-AMD_OTHER_BYTES: Final = 8 << 10
-"""Of these, at most for what is not loaded ahead."""
+"""What a program may use of shared memory on gfx90a and gfx942."""
+SHARED_KIBIBYTES: Final = (
+    ((12, 0), 99),
+    ((9, 0), 227),
+    ((8, 8), 99),
+    ((8, 7), 163),
+    ((8, 1), 99),
+    ((8, 0), 163),
+    ((7, 5), 64),
+    ((7, 0), 96),
+)
+"""(compute capability from which it holds, what a program may use of it), of NVIDIA's devices."""
+OTHER_BYTES: Final = 8 << 10
+"""Of these, at most for what is not loaded ahead, unless a kernel knows better."""
 
 _ahead: tuple[int, int] | None = None
 
@@ -64,7 +76,13 @@ def capability(device: torch.device) -> tuple[int, int]:
         return 0, 0
     if device.type == "meta" and _ahead is not None:
         return _ahead
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    return _asked(device) if device.type == "cuda" else (0, 0)
+
+
+@cache
+def _asked(device: torch.device) -> tuple[int, int]:
+    """Once: launches outside of graphs want to know."""
+    return torch.cuda.get_device_capability(device)
 
 
 def is_amd() -> bool:
@@ -72,12 +90,31 @@ def is_amd() -> bool:
     return torch.version.hip is not None
 
 
-def stages(wanted: int, tile_bytes: int) -> int:
-    """How many stages the loop of a kernel with tables for NVIDIA's devices has, if it loads `tile_bytes` a turn: as
-    many as wanted, or on AMD's (whose compiler loads one turn less ahead) as there is room for."""
-    if not is_amd():
+def shared_bytes(device: torch.device) -> int:
+    """What a program may use of shared memory. Devices that are none (the interpreter's) count as Hopper's."""
+    if is_amd():
+        return AMD_SHARED_BYTES
+    found = capability(device)
+    return next((size << 10 for least, size in SHARED_KIBIBYTES if found >= least), 227 << 10)
+
+
+def is_small(device: torch.device) -> bool:
+    """Whether it is NVIDIA's, but has less shared memory than Hopper and the data centers' Blackwell, and tensor cores
+    that read registers: tiles are smaller there."""
+    return not is_amd() and shared_bytes(device) < 227 << 10
+
+
+def stages(wanted: int, tile_bytes: int, device: torch.device | None = None, other_bytes: int = OTHER_BYTES) -> int:
+    """How many stages the loop of a kernel with tables for Hopper has, if it loads `tile_bytes` a turn: as many as
+    wanted, or on other devices (for which the compiler loads one turn less ahead) as there is room for beside
+    `other_bytes` (on AMD's, OTHER_BYTES at least). No device: kernels that fit all of NVIDIA's."""
+    if is_amd():
+        room = AMD_SHARED_BYTES - max(other_bytes, OTHER_BYTES)
+    elif device is not None and is_small(device):
+        room = shared_bytes(device) - other_bytes
+    else:
         return wanted
-    return min(wanted, 1 + (AMD_SHARED_BYTES - AMD_OTHER_BYTES) // tile_bytes)
+    return max(1, min(wanted, 1 + room // tile_bytes))
 
 
 def runs_kernels(device: torch.device) -> bool:

@@ -18,7 +18,7 @@ from octavo.kernels.reference import apply_updates as reference_updates
 from octavo.kernels.reference import last_rows as reference_last_rows
 from octavo.kernels.reference import prepare as reference_prepare
 from octavo.kernels.reference.latent_write import latent_write as reference_latent_write
-from octavo.kernels.triton import apply_updates, last_rows, latent_write, prepare
+from octavo.kernels.triton import apply_updates, last_rows, latent_write, prepare, target
 from octavo.kernels.triton.paged_decode import plan_decode
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -85,6 +85,15 @@ def test_attention_in_chunks(chunk: int) -> None:
 def test_attention_over_latents(heads: int, dim: int, value_dim: int, dtype: torch.dtype) -> None:
     rows = [*MIXED, (1, 900)]
     compare(make_step(rows, block_size=64, heads=heads, kv_heads=1, dim=dim, value_dim=value_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [{"dim": 24}, {"dim": 128}, {"dim": 200}, {"dim": 80, "value_dim": 64, "heads": 20}])
+def test_attention_on_small_devices(sizes: dict[str, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of devices with less shared memory."""
+    monkeypatch.setattr(target, "capability", lambda device: (8, 9))
+    kv_heads = 1 if "value_dim" in sizes else 2
+    compare(make_step([*MIXED, (40, 130)], block_size=64, kv_heads=kv_heads, dtype=dtype, **sizes))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -22,7 +22,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from octavo.kernels.triton.launch import Launch
 
 TARGET = GPUTarget("cuda", 90, 32)
-PTXAS = get_ptxas(90).path
 DTYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -101,11 +100,17 @@ def compile_launch(launch: Launch) -> Compiled:
     )
 
 
-def _assemble(ptx: str) -> str:
+def spill_bytes(ptx: str, capability: int) -> int:
+    """Of registers that go to memory, on a device of this compute capability (times ten)."""
+    return sum(map(int, re.findall(r"(\d+) bytes spill", _assemble(ptx, capability))))
+
+
+def _assemble(ptx: str, capability: int = 90) -> str:
     """The assembler's statistics."""
+    arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        command = [PTXAS, "-v", "-arch=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
+        command = [get_ptxas(capability).path, "-v", f"-arch={arch}", source, "-o", Path(folder) / "kernel.cubin"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stderr

@@ -16,8 +16,9 @@ from octavo.kernels.triton.handles import only_compiling
 from octavo.kernels.triton.interpreter import mend
 from octavo.kernels.triton.kv_write import write_kv
 from octavo.kernels.triton.paged_decode import paged_decode, plan_decode
-from octavo.kernels.triton.paged_latent import paged_latent, plan_latent
+from octavo.kernels.triton.paged_latent import is_narrow, paged_latent, plan_latent
 from octavo.kernels.triton.paged_prefill import paged_prefill
+from octavo.kernels.triton.target import is_small
 
 
 class PromptAttention(Protocol):
@@ -132,7 +133,8 @@ class TritonAttention:
         if spec.value_dim:
             _latent(spec, q_thd, ctx, out_thd, (0, rows), 1, ctx.num_decode_rows_1, is_decode=True)
             return
-        plan = plan_decode(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, cache.element_size(), ctx.max_kv_len)
+        sizes = rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, cache.element_size(), ctx.max_kv_len
+        plan = plan_decode(*sizes, small=is_small(cache.device))
         part, stat = _scratch(plan.scratch_sizes(rows, spec.num_kv_heads), ctx, q_thd.device)
         paged_decode(
             q_thd,
@@ -174,6 +176,7 @@ def _latent(
         cache.element_size(),
         ctx.max_kv_len,
         is_decode=is_decode,
+        narrow=is_narrow(cache.device),
     )
     part, stat = _scratch(plan.scratch_sizes(rows[1]), ctx, q_thd.device)
     paged_latent(
