@@ -102,18 +102,23 @@ def expected_of(experts: Experts, x_mh: Tensor) -> Tensor:
     )  # fmt: skip
 
 
+def decoded(experts: Experts, table: Tensor, gain: Tensor, next_gain: Tensor) -> tuple[ResidualStream, DecodeBuffers]:
+    """The stream after a step whose rows are a table's, and what lay between its kernels."""
+    stream, buffers = ResidualStream.allocate(experts.width, torch.float32, CPU), DecodeBuffers.allocate(experts)
+    spoil(buffers)
+    run([embed(torch.arange(len(table)), table, gain, stream)])
+    run(moe.decode(experts, stream, buffers, len(table), partials=1, gain_n=next_gain, eps=EPS))
+    return stream, buffers
+
+
 @pytest.mark.parametrize("rows", [1, 2, 40])
 @pytest.mark.parametrize("shape", LAYERED_SHAPES)
 def test_decode_adds_to_the_residual_and_prepares_the_next_norm(shape: str, rows: int) -> None:
     experts = make_experts(shape, rows)
     width = experts.width
     gain, next_gain = (1 + 0.3 * torch.randn(width) for _ in range(2))
-    stream = ResidualStream.allocate(width, torch.float32, CPU)
     table = 3 * torch.randn(rows, width)
-    run([embed(torch.arange(rows), table, gain, stream)])
-    buffers = DecodeBuffers.allocate(experts)
-    spoil(buffers)
-    run(moe.decode(experts, stream, buffers, rows, partials=1, gain_n=next_gain, eps=EPS))
+    stream, _ = decoded(experts, table, gain, next_gain)
     expected = table + expected_of(experts, rms_norm(table, gain, EPS))
     residual = stream.residual_mn[:rows]
     assert relative_error(residual, expected) < 1e-5
@@ -148,11 +153,7 @@ def test_decode_as_gpt_oss(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     how = {**biases, "limit": 1.5, "slope": 1.7}
     experts = replace(plain, router_bias_e=torch.tensor([0.0, 2.0, -1.0]), **how)
     gain, table = 1 + 0.3 * torch.randn(720), 3 * torch.randn(rows, 720)
-    stream = ResidualStream.allocate(720, torch.float32, CPU)
-    run([embed(torch.arange(rows), table, gain, stream)])
-    buffers = DecodeBuffers.allocate(experts)
-    spoil(buffers)
-    run(moe.decode(experts, stream, buffers, rows, partials=1, gain_n=gain, eps=EPS))
+    stream, _ = decoded(experts, table, gain, gain)
     x_mh = rms_norm(table, gain, EPS)
     expert_mj, weight_mj = route(x_mh @ experts.router_eh.T + experts.router_bias_e, 2, True)
     added = reference_experts(x_mh, expert_mj, weight_mj, experts.gate_up_e2ih, experts.down_ehi, **how)
@@ -172,12 +173,8 @@ def test_decode_in_e4m3(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(LAYERED_SHAPES, shape, (6, 2, width, inner, True))
     experts, exact = make_eight(make_experts(shape, rows), block)
     gain, next_gain = (1 + 0.3 * torch.randn(width) for _ in range(2))
-    stream = ResidualStream.allocate(width, torch.float32, CPU)
     table = 3 * torch.randn(rows, width)
-    run([embed(torch.arange(rows), table, gain, stream)])
-    buffers = DecodeBuffers.allocate(experts)
-    spoil(buffers)
-    run(moe.decode(experts, stream, buffers, rows, partials=1, gain_n=next_gain, eps=EPS))
+    stream, buffers = decoded(experts, table, gain, next_gain)
     expected = table + expected_of(exact, rms_norm(table, gain, EPS))
     assert relative_error(stream.residual_mn[:rows], expected) < 1e-5
     if rows > 1:

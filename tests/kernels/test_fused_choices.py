@@ -12,7 +12,17 @@ from octavo.attention.base import AttentionSpec
 from octavo.config import make_engine_config
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.triton.decode_attention_launches import MAX_SPLITS, choose_splits, choose_stages
-from octavo.kernels.triton.skinny_table import BUCKETS, MAX_ROWS, PLAIN, TABLE, Gemv, Ring, bucket_for, choose
+from octavo.kernels.triton.skinny_table import (
+    BUCKETS,
+    FP8_TABLE,
+    MAX_ROWS,
+    PLAIN,
+    TABLE,
+    Gemv,
+    Ring,
+    bucket_for,
+    choose,
+)
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 from octavo.models.config import normalize_config
 from octavo.models.gpt_oss import FAMILY
@@ -25,11 +35,12 @@ SPEC = AttentionSpec(0, 32, 8, 128, 128**-0.5)
 LLAMA = DecoderShape(4096, 14336, "silu", 128, (SPEC, replace(SPEC, layer=1, window=1024)), True, torch.bfloat16)
 
 
-def test_every_measured_winner_fits_its_own_shape() -> None:
-    for (op, n, k), winners in TABLE.items():
+@pytest.mark.parametrize("fp8", [False, True])
+def test_every_measured_winner_fits_its_own_shape(fp8: bool) -> None:
+    for (op, n, k), winners in (FP8_TABLE if fp8 else TABLE).items():
         assert tuple(winners) == BUCKETS
         for bucket, config in winners.items():
-            assert choose(op, n, k, bucket) is config
+            assert choose(op, n, k, bucket, fp8=fp8) is config
             assert isinstance(config, Gemv) if bucket == 1 else isinstance(config, Ring) and config.block_m == bucket
             assert op in ("o", "down") or bucket == 1 or config.split_k == 1, "only the residual epilogue joins splits"
 
