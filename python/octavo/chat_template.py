@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # What a template is given by name: a request's chat_template_kwargs must not replace these.
 RESERVED = frozenset(
     {
@@ -54,15 +54,20 @@ class Arguments(dict[str, Any]):
 
     @classmethod
     def of(cls, given: object) -> Arguments | None:
-        """From the JSON text or the object of a message; None when it is neither."""
+        """From the text or the object of a message; None when it is neither.
+
+        Text that is no JSON object is what a model wrote that was cut or went wrong, which agents send back with the
+        error: templates that look into it find it under one name.
+        """
         if given is None or given == "":
             return cls({})
-        text = given if isinstance(given, str) else None
+        if not isinstance(given, str):
+            return cls(given) if isinstance(given, Mapping) else None
         try:
-            values = json.loads(text) if text is not None else given
+            values = json.loads(given)
         except (ValueError, RecursionError):
-            return None
-        return cls(values, text) if isinstance(values, Mapping) else None
+            values = None
+        return cls(values if isinstance(values, Mapping) else {"arguments": given}, given)
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False) if self._text is None else self._text
@@ -195,6 +200,8 @@ class ChatTemplate:
         if role == "assistant":
             out |= _reasoning(out)
         content, has_calls = message.get("content"), bool(out.get("tool_calls"))
+        if role == "assistant" and content is None:
+            content = message.get("refusal")
         out["content"] = self._content(content, role, has_calls, f"{where}.content", image_placeholder)
         return out
 
@@ -224,9 +231,10 @@ def _part(part: object, where: str, image_placeholder: str | None) -> dict[str, 
     if kind not in TEXT_PARTS:
         reads = "text only" if image_placeholder is None else "text and images"
         raise RequestError(f"{where}: this model reads {reads}, not {str(kind)[:40]!r} parts", param=f"{where}.type")
-    text = part.get("text")
+    name = "refusal" if kind == "refusal" else "text"
+    text = part.get(name)
     if not isinstance(text, str):
-        raise RequestError(f"{where}.text must be a string", param=f"{where}.text")
+        raise RequestError(f"{where}.{name} must be a string", param=f"{where}.{name}")
     return {"type": "text", "text": text}
 
 
@@ -247,7 +255,7 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
             raise RequestError(f"{where}[{i}].function.name must be a string", param=f"{where}[{i}]")
         arguments = Arguments.of(function.get("arguments"))
         if arguments is None:
-            raise RequestError(f"{where}[{i}].function.arguments is not a JSON object", param=f"{where}[{i}]")
+            raise RequestError(f"{where}[{i}].function.arguments must be text or an object", param=f"{where}[{i}]")
         out.append({**call, "function": {**function, "arguments": arguments}})
     return out
 

@@ -91,6 +91,10 @@ TABLE: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"messages": HI, "response_format": {"type": "yaml"}}, 400, "response_format"),
     (CHAT, {"messages": HI, "response_format": {"type": "json_schema"}}, 400, "response_format"),
     (CHAT, {"messages": HI, "guided_json": {"type": "object"}}, 400, "guided_json"),
+    (CHAT, {"messages": HI, "grammar": 'root ::= "a"'}, 400, "grammar"),
+    (TEXT, {"prompt": "x", "n_predict": 5}, 400, "n_predict"),
+    (TEXT, {"prompt": "x", "repeat_penalty": 1.1}, 400, "repeat_penalty"),
+    (CHAT, {"messages": HI, "dry_multiplier": 0.8}, 400, "dry_multiplier"),
     (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "tools[0].function"),
     (CHAT, {"messages": HI, "tool_choice": "required"}, 400, "tool_choice"),
     (CHAT, {"messages": HI, "structured_outputs": {"choice": []}}, 400, "structured_outputs"),
@@ -151,6 +155,20 @@ async def test_table(
     assert all(stream.closed for stream in llm.streams)
     canary = await client.post(TEXT, json={"prompt": "x", "max_tokens": 2})
     assert canary.json()["choices"][0]["text"] == "ab"
+
+
+async def test_sliders_in_their_rest_position_are_taken(client: httpx.AsyncClient) -> None:
+    """Clients with a slider for every sampler there is send all of them."""
+    rest = {
+        "typical_p": 1,
+        "tfs_z": 1.0,
+        "repeat_penalty": 1,
+        "mirostat": 0,
+        "dry_multiplier": 0.0,
+        "xtc_probability": 0,
+    }
+    answer = await client.post(TEXT, json={"prompt": "x", "max_tokens": 2, **rest})
+    assert answer.status_code == 200
 
 
 RAW: list[tuple[bytes, str]] = [

@@ -257,11 +257,30 @@ def test_calls_without_arguments(arguments: object) -> None:
     assert template.render(messages) == (arguments if isinstance(arguments, str) and arguments else "{}")
 
 
-@pytest.mark.parametrize("arguments", ["[1]", "nope", "5", 5, [1]])
-def test_arguments_that_are_no_object(arguments: object) -> None:
+@pytest.mark.parametrize("arguments", [5, [1], True])
+def test_arguments_that_are_neither_text_nor_an_object(arguments: object) -> None:
     messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
-    with pytest.raises(RequestError, match="JSON object"):
+    with pytest.raises(RequestError, match="must be text or an object"):
         ChatTemplate("x", {}).render(messages)
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "nope", '{"city": "Os', "5", "[" * 100_000])
+def test_a_call_that_went_wrong_can_be_sent_back(arguments: str) -> None:
+    """A call that max_tokens cut is no JSON; agents answer it with an error and go on."""
+    messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+    call = "{% set call = messages[0].tool_calls[0].function %}"
+    assert ChatTemplate(call + "{{ call.arguments }}", {}).render(messages) == arguments
+    looked_into = call + "{% for key, value in call.arguments.items() %}{{ key }}={{ value }}{% endfor %}"
+    assert ChatTemplate(looked_into, {}).render(messages) == f"arguments={arguments}"
+
+
+def test_refusals_of_earlier_turns_are_text() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    for message in ({"content": [{"type": "refusal", "refusal": "no"}]}, {"content": None, "refusal": "no"}):
+        assert template.render([{"role": "assistant", **message}]) == "no"
+    assert template.render([{"role": "assistant", "content": "yes", "refusal": None}]) == "yes"
+    with pytest.raises(RequestError, match=r"content\[0\]\.refusal must be a string"):
+        template.render([{"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}])
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])

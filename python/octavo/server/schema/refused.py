@@ -23,7 +23,13 @@ def _speaks(value: Any) -> bool:
     return value not in (None, ["text"])
 
 
+def _differs_from_1(value: Any) -> bool:
+    """Clients with many sliders send those that do nothing, too."""
+    return value is not None and value != 1
+
+
 NOT_YET = "is not supported yet"
+NOT_HERE = "is not supported"
 
 # Field -> (refused when, what to say after the field's name).
 REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -31,6 +37,23 @@ REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "guided_regex": (_given, "is called structured_outputs.regex"),
     "guided_choice": (_given, "is called structured_outputs.choice"),
     "guided_grammar": (_given, "is called structured_outputs.grammar"),
+    "json_schema": (_given, "is called structured_outputs.json"),
+    "regex": (_given, "is called structured_outputs.regex"),
+    "grammar": (_given, "is called structured_outputs.grammar"),
+    "ebnf": (_given, "is called structured_outputs.grammar"),
+    "format": (_given, "is called response_format"),
+    "max_new_tokens": (_given, "is called max_tokens"),
+    "n_predict": (_given, "is called max_tokens"),
+    "num_predict": (_given, "is called max_tokens"),
+    "repeat_penalty": (_differs_from_1, "is called repetition_penalty"),
+    "typical_p": (_differs_from_1, NOT_HERE),
+    "tfs_z": (_differs_from_1, NOT_HERE),
+    "top_a": (_given, NOT_HERE),
+    "mirostat": (_given, NOT_HERE),
+    "dry_multiplier": (_given, NOT_HERE),
+    "xtc_probability": (_given, NOT_HERE),
+    "no_repeat_ngram_size": (_given, NOT_HERE),
+    "logits_processors": (_given, NOT_HERE),
     "functions": (_given, "is not supported: use tools"),
     "function_call": (_chooses_tools, "is not supported: use tool_choice"),
     "suffix": (_given, NOT_YET),
