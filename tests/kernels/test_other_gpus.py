@@ -3,7 +3,7 @@
 machine code, with the compilers of Triton's own wheel. No such device has run them.
 
 Every kernel fits the device's shared memory and multiplies on its tensor cores; registers go to memory only where
-`SPILLS` says so.
+`Device.spills` says so.
 """
 
 from __future__ import annotations

@@ -412,8 +412,10 @@ def test_resolving(source: Path, tmp_path: Path) -> None:
     assert [resolve_quantization(choice, stored, H200) for choice in ("auto", "none", "fp8")] == ["fp8", "none", "fp8"]
     assert [resolve_quantization(choice, plain, OLD) for choice in ("auto", "none", "fp8")] == ["none", "none", "fp8"]
     assert [resolve_quantization(choice, stored, OLD) for choice in ("auto", "none", "fp8")] == ["none", "none", "none"]
-    with pytest.raises(ConfigError, match="--quantization int4"):
+    with pytest.raises(ConfigError, match=r"--quantization int4 .*CPUs.*: use fp8 or none"):
         resolve_quantization("int4", plain, H200)
+    with pytest.raises(ConfigError, match=r"--quantization int8 .*A100.*: use none"):
+        resolve_quantization("int8", plain, OLD)
 
 
 def test_plan_on_a_cpu_counts_wide_weights(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

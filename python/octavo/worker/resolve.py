@@ -169,7 +169,8 @@ def resolve_quantization(choice: str, model: NormalConfig, device: DeviceFacts) 
     """
     if choice in EMBEDDED_QUANTIZATIONS:
         raise ConfigError(
-            f"--quantization {choice} needs the embedded runner, which does not run this on {device.name}: use none",
+            f"--quantization {choice} needs the embedded runner, which runs text models on CPUs and does not run this "
+            f"on {device.name} (--runner embedded says why): use {'fp8 or none' if device.has_fp8 else 'none'}",
             "quantization",
         )
     stored = "none" if model.quantization is None else model.quantization.method
