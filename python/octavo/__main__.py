@@ -1,20 +1,28 @@
-"""The `octavo` command, also as `python -m octavo`: Ctrl-C is no traceback, not even while modules are imported."""
+"""The `octavo` command, also as `python -m octavo`: Ctrl-C is no traceback, not even while modules are imported, nor is
+a reader of its output that has seen enough (`| head`).
+"""
 
 import os
 import sys
 
 INTERRUPTED = 130
+UNREAD = 141
 
 
 def main() -> int:
-    """The exit code: the command's own, or 130 after Ctrl-C."""
+    """The exit code: the command's own, or as of a program that ended by SIGINT or SIGPIPE."""
     try:
         open_closed_streams()
         from octavo.cli import main as run
 
-        return run()
+        code = run()
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more
+        return UNREAD
 
 
 def open_closed_streams() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.config import BenchConfig, EngineConfig, make_bench_config, make_engine_config, section_options
 from octavo.errors import ConfigError
@@ -19,6 +19,13 @@ from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.worker.memory import MemoryPlan
+
+
+class Run(NamedTuple):
+    """What a batch took."""
+
+    seconds: float
+    num_steps: int
 
 
 class Bench:
@@ -50,14 +57,16 @@ class Bench:
         weights = f"{self.weight_bytes / 1e6:,.0f} MB of weights"
         print(f"model       {self.engine['model']}: {weights}, loaded in {seconds:.1f} s", flush=True)
 
-    def run(self, batch_size: int, output_len: int) -> float:
-        """Seconds that a batch of fresh prompts takes."""
+    def run(self, batch_size: int, output_len: int) -> Run:
+        """A batch of fresh prompts."""
         last = self.llm.facts.vocab_size - 1
         prompts = [[self._random.randint(1, last) for _ in range(self.bench.input_len)] for _ in range(batch_size)]
         params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False)
+        num_before = self.llm.stats()["num_steps"]
         began = time.perf_counter()
         self.llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        return Run(seconds, self.llm.stats()["num_steps"] - num_before)
 
 
 def _check(bench: BenchConfig, plan: MemoryPlan) -> None:
@@ -87,25 +96,28 @@ def latency(values: dict[str, Any]) -> int:
     first = [bench.run(options.batch_size, 1) for _ in range(options.num_iters)]
     whole = [bench.run(options.batch_size, options.output_len) for _ in range(options.num_iters)]
     shape = f"batch {options.batch_size}, {options.input_len} in, {options.output_len} out"
-    median, least, most = (1000 * seconds for seconds in (statistics.median(whole), min(whole), max(whole)))
-    times = f"median {median:,.2f} ms, from {least:,.2f} to {most:,.2f}"
+    took = sorted(1000 * run.seconds for run in whole)
+    times = f"median {statistics.median(took):,.2f} ms, from {took[0]:,.2f} to {took[-1]:,.2f}"
     print(f"latency     {shape}: {times} ({options.num_iters} runs)")
-    print(f"first token {statistics.median(first) * 1000:,.1f} ms")
-    _print_decoding(bench, min(whole) - min(first))
+    print(f"first token {statistics.median(run.seconds for run in first) * 1000:,.1f} ms")
+    best, start = min(whole), min(first)
+    _print_decoding(bench, Run(best.seconds - start.seconds, best.num_steps - start.num_steps))
     bench.llm.close()
     return 0
 
 
-def _print_decoding(bench: Bench, seconds: float) -> None:
+def _print_decoding(bench: Bench, run: Run) -> None:
     """Of the tokens behind the first, if there were enough of them to tell. A step reads all weights once, whatever the
-    batch (but those of experts that no token chooses)."""
-    if bench.bench.output_len == 1 or seconds <= 0:
+    batch (but those of experts that no token chooses); with speculation there are fewer steps than tokens."""
+    num_tokens = bench.bench.output_len - 1
+    if not num_tokens or run.seconds <= 0 or run.num_steps <= 0:
         return
-    step_s = seconds / (bench.bench.output_len - 1)
+    token_s, step_s = run.seconds / num_tokens, run.seconds / run.num_steps
     rate = bench.weight_bytes / step_s
     share = rate / bench.limits.read_bytes
-    print(f"decoding    {step_s * 1000:.2f} ms a step, {bench.bench.batch_size / step_s:,.1f} tokens/s")
-    print(f"reading     {rate / 1e9:,.1f} GB/s of weights, {share:.0%} of what the machine reads")
+    print(f"decoding    {token_s * 1000:.2f} ms a token, {bench.bench.batch_size / token_s:,.1f} tokens/s")
+    steps = f"{run.num_steps} steps of {step_s * 1000:.2f} ms"
+    print(f"reading     {rate / 1e9:,.1f} GB/s of weights in {steps}, {share:.0%} of what the machine reads")
 
 
 def throughput(values: dict[str, Any]) -> int:
@@ -114,7 +126,7 @@ def throughput(values: dict[str, Any]) -> int:
     bench.start()
     options = bench.bench
     bench.run(1, 2)
-    seconds = bench.run(options.num_prompts, options.output_len)
+    seconds = bench.run(options.num_prompts, options.output_len).seconds
     out, total = (options.num_prompts * n for n in (options.output_len, options.input_len + options.output_len))
     print(f"throughput  {options.num_prompts} x ({options.input_len} in, {options.output_len} out): {seconds:.2f} s")
     print(f"            {options.num_prompts / seconds:.2f} requests/s, {total / seconds:,.0f} tokens/s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -166,6 +167,17 @@ sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plan", "x", "--runner", "fake"]])
+def test_a_reader_that_has_seen_enough(arguments: list[str]) -> None:
+    """As `octavo plan MODEL | head -1`: the pipe is closed when the command writes."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "octavo", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_answers_about_flags_import_no_torch() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from octavo import bench
 from octavo.cli import main
+from octavo.config import BenchConfig
 from octavo.worker.device import cpu_facts
 from octavo.worker.limits import measure_limits
 
@@ -29,8 +33,21 @@ def test_latency(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "batch 2, 9 in, 49 out" in shown
     median, least, most = numbers(r"median ([\d.,]+) ms, from ([\d.,]+) to ([\d.,]+) \(3 runs\)", shown)
     assert 0 < least <= median <= most
-    step_ms, rate = numbers(r"decoding +([\d.]+) ms a step, ([\d.,]+) tokens/s", shown)
-    assert rate * (step_ms - 0.006) < 2000 < rate * (step_ms + 0.006)
+    token_ms, rate = numbers(r"decoding +([\d.]+) ms a token, ([\d.,]+) tokens/s", shown)
+    assert rate * (token_ms - 0.006) < 2000 < rate * (token_ms + 0.006)
+    num_steps, step_ms = numbers(r"reading .* in (\d+) steps of ([\d.]+) ms", shown)
+    assert 0 < num_steps <= 48
+    assert num_steps * step_ms == pytest.approx(48 * token_ms, abs=0.006 * (48 + num_steps))
+
+
+def test_drafted_tokens_are_no_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """A step that verifies drafts reads the weights once for several tokens: 20 tokens in 10 steps of 0.2 s here."""
+    limits = SimpleNamespace(read_bytes=1e9)
+    timed: Any = SimpleNamespace(bench=BenchConfig(output_len=21, batch_size=3), weight_bytes=1e8, limits=limits)
+    bench._print_decoding(timed, bench.Run(2.0, 10))
+    decoding, reading = capsys.readouterr().out.splitlines()
+    assert decoding == "decoding    100.00 ms a token, 30.0 tokens/s"
+    assert reading == "reading     0.5 GB/s of weights in 10 steps of 200.00 ms, 50% of what the machine reads"
 
 
 def test_throughput(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
