@@ -1,7 +1,7 @@
 """Tiny checkpoints in each fp8 format, written from a plain one, with the weights that they mean.
 
-Formats: "hf-tensor" and "hf-block" are Hugging Face's `fp8`, the others compressed-tensors with one scale a tensor, a
-channel or a block.
+Formats: "hf-tensor" and "hf-block" are Hugging Face's `fp8`, the "ct-…" ones compressed-tensors with one scale a
+tensor, a channel or a block, the "modelopt-…" ones those of NVIDIA's Model Optimizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from octavo.models.loader import load_model
 from octavo.models.registry import read_config
 from octavo.models.sources import resolve_source
 
-FORMATS = ("hf-tensor", "hf-block", "ct-tensor", "ct-channel", "ct-block")
+FORMATS = ("hf-tensor", "hf-block", "ct-tensor", "ct-channel", "ct-block", "modelopt-tensor", "modelopt-channel")
 BLOCK = (20, 24)
 """Small, so that tiny layers have several; the last ones are partial."""
 
@@ -70,7 +70,9 @@ def write(
         number = (tensor / wide).to(torch.float8_e4m3fn)
         stored[name], meant[name] = number, number.float() * wide
         stored[f"{layer}.{'weight_scale_inv' if form == 'hf-block' else 'weight_scale'}"] = scale
-        if form == "ct-tensor":
+        if form == "modelopt-tensor":
+            stored[f"{layer}.weight_scale"] = scale.reshape(())
+        if form in ("ct-tensor", "modelopt-tensor"):
             stored[f"{layer}.input_scale"] = torch.tensor([0.5])
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
     raw["quantization_config"] = describe(form, ignored if named is None else named)
@@ -101,6 +103,9 @@ def describe(form: str, ignored: tuple[str, ...]) -> dict[str, Any]:
             "weight_block_size": block,
             "modules_to_not_convert": list(ignored),
         }
+    if kind == "modelopt":
+        algorithm = {"tensor": "FP8", "channel": "FP8_PER_CHANNEL_PER_TOKEN"}[granularity]
+        return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": list(ignored)}
     weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": granularity, "symmetric": True}
     if granularity == "block":
         weights["block_structure"] = list(BLOCK)

@@ -6,6 +6,7 @@ takes fp8 weights in fp32.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from octavo.layers.moe import SparseMLP
 from octavo.layers.quant import fp8
 from octavo.models.base import CausalLM
 from octavo.models.decoder import Decoder
-from octavo.models.quantization import read_quantization
+from octavo.models.quantization import read_quantization, with_quant_file
 from octavo.models.registry import build_model, footprint, with_wide_ends
 from octavo.models.weights import linears_of, mixtures_of
 from octavo.worker import memory
@@ -359,6 +360,11 @@ GROUP = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "ta
             ["model.layers.11.x"],
             ["model.layers.1.x"],
         ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.gate", "vision*", "a.b"]},
+            ["a.bc", "x.gate_proj"],
+            ["lm_head", "x.mlp.gate", "vision_tower.q_proj", "a.b", "a.b.c"],
+        ),
         ({"quant_method": "fp8", "modules_to_not_convert": ["down_proj"]}, ["m.up_proj"], ["m.down_proj"]),
         ({"quant_method": "fp8", "ignored_layers": ["a.b"]}, ["a.bc"], ["a.b", "a.b.c"]),
         (
@@ -397,11 +403,29 @@ def test_which_layers_a_checkpoint_quantizes(config: dict[str, Any], covered: li
             "pack-quantized, 4-bit int with strategy group",
         ),
         ({"quant_method": "compressed-tensors"}, "no config_groups"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"modelopt, NVFP4.*\.gguf"),
     ],
 )
 def test_refused_formats(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         read_quantization({"quantization_config": config})
+
+
+def test_what_model_optimizer_says_beside_config_json(source: Path, tmp_path: Path) -> None:
+    """Older checkpoints of it. What config.json says counts more."""
+    made = write(source, tmp_path / "fp8", "modelopt-tensor", ignored=SKIPPED)
+    expected = logits(read(made.folder, "none"))
+    raw = json.loads((made.folder / "config.json").read_text())
+    del raw["quantization_config"]
+    (made.folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=r"fp8 weights \(model.*no quantization_config"):
+        read(made.folder, "none")
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": list(SKIPPED)}
+    (made.folder / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": said}))
+    assert torch.equal(logits(read(made.folder, "none")), expected)
+    plain = {"quantization_config": {"quant_method": "fp8"}}
+    assert with_quant_file(plain, {"quantization": said}) == plain
+    assert with_quant_file({}, {"quantization": {"quant_algo": None}}) == {}
 
 
 def test_resolving(source: Path, tmp_path: Path) -> None:

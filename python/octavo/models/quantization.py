@@ -1,8 +1,10 @@
 """What a config.json says of quantized weights (`quantization_config`), in one normal form. Pure: no torch.
 
-Formats: Hugging Face `fp8` (scales a tensor, or of blocks: `weight_scale_inv`) and `compressed-tensors` with 8-bit
-floats (scales a tensor, a channel or a block). Scales of activations (`input_scale`) are not used: activations are
-quantized row by row, which is never coarser. Not here: the tensors (layers/quant/fp8_tensors.py).
+Formats: Hugging Face `fp8` (scales a tensor, or of blocks: `weight_scale_inv`), `compressed-tensors` with 8-bit
+floats (scales a tensor, a channel or a block), and those of NVIDIA's Model Optimizer that are fp8 with scales of a
+tensor or a channel (`modelopt`; its older checkpoints say so in a file of their own). Scales of activations
+(`input_scale`) are not used: activations are quantized row by row, which is never coarser. Not here: the tensors
+(layers/quant/fp8_tensors.py).
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from typing import Any
 from octavo.errors import ModelError
 from octavo.layers.quant.stored import Quantization
 
+QUANT_FILE = "hf_quant_config.json"
+"""Where Model Optimizer says what it did, if not in config.json."""
+MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+"""Its `quant_algo` of fp8 with scales of a tensor or of channels."""
 STRATEGIES = ("tensor", "channel", "block")
 """How compressed-tensors may share scales among weights."""
 
@@ -28,7 +34,7 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
     method = str(found.get("quant_method", "unknown"))
     if method == "mxfp4" and raw.get("model_type") == "gpt_oss":
         return None  # the family makes plain numbers of them
-    reader = {"fp8": _hugging_face, "compressed-tensors": _compressed_tensors}.get(method)
+    reader = {"fp8": _hugging_face, "compressed-tensors": _compressed_tensors, "modelopt": _modelopt}.get(method)
     if reader is None:
         raise _unreadable(method)
     return reader(found)
@@ -37,9 +43,32 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
 def _unreadable(what: str) -> ModelError:
     return ModelError(
         f"config.json: weights are quantized ({what}), which this version does not read; it reads fp8 "
-        "(quant_method fp8, and compressed-tensors with 8-bit floats) and gpt-oss's mxfp4. Use one of those, the "
-        "unquantized one (--quantization fp8 converts it) or a .gguf of it"
+        "(quant_method fp8, compressed-tensors with 8-bit floats, and modelopt's FP8) and gpt-oss's mxfp4. Use one of "
+        "those, the unquantized one (--quantization fp8 converts it) or a .gguf of it"
     )
+
+
+def with_quant_file(raw: Mapping[str, Any], content: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A config.json with what QUANT_FILE (None: there is none) says, unless it says something itself."""
+    found = (content or {}).get("quantization")
+    if not isinstance(found, Mapping) or raw.get("quantization_config") or not found.get("quant_algo"):
+        return dict(raw)
+    return {**raw, "quantization_config": {"quant_method": "modelopt", **found}}
+
+
+def _modelopt(config: Mapping[str, Any]) -> Quantization:
+    algorithm = str(config.get("quant_algo")).upper()
+    if algorithm not in MODELOPT:
+        raise _unreadable(f"modelopt, {algorithm}")
+    ignored = config.get("ignore") or config.get("exclude_modules") or ()
+    return Quantization(
+        method="fp8", block=None, targets=("",), ignored=tuple(_glob_pattern(str(name)) for name in ignored)
+    )
+
+
+def _glob_pattern(name: str) -> str:
+    """Of a module and all in it; * stands for anything."""
+    return ".*".join(map(re.escape, name.split("*"))) + r"(?:\.|$)"
 
 
 def _hugging_face(config: Mapping[str, Any]) -> Quantization:

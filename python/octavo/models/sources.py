@@ -16,6 +16,7 @@ from octavo.config import ModelConfig
 from octavo.errors import ModelError
 from octavo.models import own_code, tokenizer_folder
 from octavo.models.gguf_file import GGUFFile, open_gguf
+from octavo.models.quantization import QUANT_FILE, with_quant_file
 from octavo.protocol import Progress
 
 PYPI = "pypi:"
@@ -48,6 +49,7 @@ def resolve_source(config: ModelConfig, progress: Progress) -> ModelSource:
     raw = read_json(path / "config.json")
     if raw is None:
         raise ModelError(f"{path}: has no config.json, so it is no model folder")
+    raw = with_quant_file(raw, read_json(path / QUANT_FILE))
     if config.trust_remote_code:
         own_code.trust(path, raw)
     elif own_code.is_own(raw):  # this process has run such code, for another load

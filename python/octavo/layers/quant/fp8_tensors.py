@@ -84,6 +84,11 @@ def as_kept(
             yield name, tensor
     if waiting:
         layers = ", ".join(sorted(waiting)[:MAX_NAMED]) + (", …" if len(waiting) > MAX_NAMED else "")
+        if quantization is None:
+            raise ModelError(
+                f"the checkpoint has fp8 weights ({layers}), but its config.json has no quantization_config that says "
+                "how they are scaled: use the config.json that came with them"
+            )
         raise ModelError(f"the checkpoint has fp8 weights without their weight_scale, or scales alone, of {layers}")
 
 
