@@ -6,6 +6,7 @@ Used by `LLM.chat` and the server alike. Imports jinja2 only; token ids are made
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,10 @@ class ChatTemplate:
         source = named.get("default") or next(iter(named.values()), None)
         return cls(source, tokens, tool_source=named.get("tool_use"))
 
+    def reads(self, name: str) -> bool:
+        """Whether a template names a variable; others change nothing."""
+        return re.search(rf"\b{re.escape(name)}\b", self.all_source) is not None
+
     def render(
         self,
         messages: Sequence[Message],
@@ -165,6 +170,8 @@ class ChatTemplate:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
             )
+        if documents and not self.reads("documents"):
+            raise RequestError("documents: this model's chat template shows none", param="documents")
         prepared = self.prepare(messages, image_placeholder)
         variables = {
             **self.special_tokens,

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 from octavo.errors import RequestError
@@ -45,6 +46,16 @@ def _in_range(value: object, param: str, low: float, high: float, *, open_low: b
 def _integer(value: object, param: str, low: int, high: int) -> None:
     _check(isinstance(value, int) and not isinstance(value, bool), param, f"must be an integer, got {value!r}")
     _check(low <= value <= high, param, f"must be between {low} and {high}, got {value}")  # type: ignore[operator]
+
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+def _plain(value: Any) -> Any:
+    """An int or a float in place of a number that is neither; others as they are, for the checks to name."""
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
+        self._take_numbers()
         self._take_lists()
         _integer(self.n, "n", 1, MAX_N)
         _in_range(self.temperature, "temperature", 0, 100)
@@ -146,6 +158,13 @@ class SamplingParams:
         constraint = self.structured_outputs
         return constraint.to_wire() if isinstance(constraint, StructuredOutputs) else b""
 
+    def _take_numbers(self) -> None:
+        """Numbers of NumPy and the like become Python's, which JSON can hold."""
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if type(value) not in _PLAIN:
+                object.__setattr__(self, name, _plain(value))
+
     def _take_lists(self) -> None:
         """One string stands for a list of one; sets and ranges become tuples, which JSON can hold."""
         for param in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids"):
@@ -155,9 +174,14 @@ class SamplingParams:
             if value is not None or param != "allowed_token_ids":
                 is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
                 _check(is_list, param, f"must be a list, got {value!r}")
+            if value is not None and not all(type(item) in _PLAIN for item in value):
+                value = tuple(map(_plain, value))
             if value is not None and not isinstance(value, list):
                 object.__setattr__(self, param, tuple(value))
         _check(isinstance(self.logit_bias, Mapping), "logit_bias", f"must be a dict, got {self.logit_bias!r}")
+        if not all(type(part) in _PLAIN for pair in self.logit_bias.items() for part in pair):
+            plain = {_plain(token_id): _plain(bias) for token_id, bias in self.logit_bias.items()}
+            object.__setattr__(self, "logit_bias", plain)
 
     def _check_stop(self) -> None:
         _check(
@@ -214,4 +238,19 @@ class SamplingParams:
         return json.dumps({**values, **extra}, separators=(",", ":")).encode()
 
 
+_NUMBERS = (
+    "n",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+)
 _DEFAULTS = {f.name: getattr(SamplingParams(), f.name) for f in fields(SamplingParams)}

@@ -46,6 +46,23 @@ def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
         llm.chat([[]], params)
 
 
+def test_what_a_template_does_not_ask_for_is_named(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2)
+    hello = [{"role": "user", "content": "Hi"}]
+    tool = {"type": "function", "function": {"name": "now"}}
+    with pytest.raises(RequestError, match="chat template does not show tools"):
+        llm.chat(hello, params, tools=[tool])
+    with pytest.raises(RequestError, match="documents"):
+        llm.chat(hello, params, documents=[{"text": "x"}])
+    shows = "{{ tools[0].function.name }}{{ documents[0].text }}{{ mood }}"
+    options = {"tools": [tool], "documents": [{"text": "x"}], "mood": "y", "add_generation_prompt": False}
+    (output,) = llm.chat(hello, params, chat_template=shows, **options)
+    assert output.prompt == "nowxy"
+    assert caplog.text == ""
+    llm.chat(hello, params, tools=None, add_generation_promt=False)
+    assert "no variable 'add_generation_promt'" in caplog.text
+
+
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     (whole,) = llm.generate("abc", params)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo._core import Tokenizer
@@ -183,6 +184,22 @@ def test_a_value_of_another_type_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="must be ") as caught:
         SamplingParams(**wrong)
     assert caught.value.param == next(iter(wrong))
+
+
+def test_numbers_of_numpy_are_pythons_afterwards() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        max_tokens=np.int64(5),  # type: ignore[arg-type]
+        seed=np.int64(3),  # type: ignore[arg-type]
+        stop_token_ids=np.array([1, 2]),  # type: ignore[arg-type]
+        logit_bias={np.int64(3): np.float32(2)},  # type: ignore[dict-item]
+    )
+    plain = {"temperature": 0.5, "max_tokens": 5, "seed": 3, "stop_token_ids": (1, 2), "logit_bias": {3: 2.0}}
+    assert params == SamplingParams(**plain)
+    assert params.to_wire() == SamplingParams(**plain).to_wire()
+    for wrong in ({"max_tokens": np.float32(3)}, {"temperature": np.bool_(True)}, {"stop_token_ids": np.array([0.5])}):
+        with pytest.raises(RequestError, match="must be a"):
+            SamplingParams(**wrong)  # type: ignore[arg-type]
 
 
 def test_one_string_sets_and_ranges_are_lists() -> None:

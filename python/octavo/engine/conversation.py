@@ -5,6 +5,7 @@ Not here: chats of the server, which have tools and reasoning (server/turn_promp
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,11 @@ from octavo.prompts import PromptEncoder
 from octavo.protocol import ModelFacts
 
 Conversation = Sequence[Message]
+
+OWN_OPTIONS = ("add_generation_prompt", "continue_final_message", "add_special_tokens", "tools", "documents")
+"""What Octavo itself reads."""
+
+log = logging.getLogger("octavo.engine")
 
 
 def encode_conversation(
@@ -32,6 +38,7 @@ def encode_conversation(
         images: None of a model without.
         options: For the template, as `PromptEncoder.encode_chat` takes them.
     """
+    _check_options(encoder, options)
     tokenizer = encoder.tokenizer
     if not has_images(conversation):
         token_ids = encoder.encode_chat(conversation, **options)
@@ -43,3 +50,18 @@ def encode_conversation(
     token_ids = encoder.encode_chat(messages, image_placeholder=placeholder, **options)
     text = None if tokenizer is None else tokenizer.decode(token_ids)
     return EncodedPrompt(text, *images.place(token_ids, processed))
+
+
+def _check_options(encoder: PromptEncoder, options: Mapping[str, Any]) -> None:
+    """Name what the template does not ask for. Tools that the model is not told of are an error, as it can't call them;
+    templates take other variables or leave them (`enable_thinking=False` of a model that never thinks)."""
+    template = encoder.template
+    if options.get("tools") and not template.reads("tools"):
+        raise RequestError(
+            "tools: this model's chat template does not show tools: describe them in a message, or give a "
+            "chat_template that shows them",
+            "tools",
+        )
+    for name in options:
+        if name not in OWN_OPTIONS and not template.reads(name):
+            log.warning("the chat template has no variable %r: it changes nothing", name)
