@@ -185,9 +185,17 @@ RAW: list[tuple[bytes, str]] = [
     (b'{"prompt": "x", "temperature": NaN}', "temperature"),
     (b'{"prompt": "x", "temperature": Infinity}', "temperature"),
     (b'{"prompt": "x", "temperature": 1e400}', "temperature"),
-    (b"\xef\xbb\xbf{}", "JSON"),
+    (b"\xef\xbb\xbf\xef\xbb\xbf{}", "JSON"),
+    (b"\xff\xfe{\x00}\x00", "UTF-8"),
     (b'{"prompt": "x"} trailing', "JSON"),
 ]
+
+
+async def test_a_file_of_windows_as_body(client: httpx.AsyncClient) -> None:
+    """`curl -d @body.json`: its editors begin files with U+FEFF."""
+    body = b'\xef\xbb\xbf{"prompt": "x", "max_tokens": 2}'
+    answer = await client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert answer.json()["choices"][0]["text"] == "ab"
 
 
 @pytest.mark.parametrize(("body", "word"), RAW, ids=lambda value: str(value)[:40])

@@ -27,7 +27,9 @@ async def read_json(request: Request) -> tuple[dict[str, Any], int]:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise ApiError(
-            415, f"bodies with Content-Encoding {encoding[:40]!r} are not read", code="unsupported_media_type"
+            415,
+            f"bodies with Content-Encoding {encoding[:40]!r} are not read: send the body uncompressed",
+            code="unsupported_media_type",
         )
     try:
         body = await request.body()

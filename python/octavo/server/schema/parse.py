@@ -45,7 +45,7 @@ def load_value(body: bytes, what: str) -> Any:
     if len(body) > MAX_VALUES and body.count(b",") > MAX_VALUES:
         raise RequestError(f"{what} has more than {MAX_VALUES} values", code=TOO_MANY)
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8-sig")  # files of Windows begin with a mark that RFC 8259 lets readers ignore
         value = json.loads(text)
         if _SURROGATE.search(body):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
