@@ -260,6 +260,8 @@ async def test_effort_reaches_the_template(llm: FakeLLM, effort: str | None, tol
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters"),
+        ({"tools": [{"function": {"name": "a", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters"),
+        ({"tools": [{"function": {"name": "a", "parameters": {"type": ["null"]}}}]}, "tools[0].function.parameters"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"thinking_budget": -1}, "thinking_token_budget"),
     ],

@@ -64,6 +64,12 @@ def _check_tool(tool: object, where: str) -> str:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{where}.function.parameters must be a JSON Schema object", f"{where}.function.parameters")
+    kind = (parameters or {}).get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise RequestError(
+            f'{where}.function.parameters must describe an object ("type": "object"), as arguments are one',
+            f"{where}.function.parameters",
+        )
     return name
 
 

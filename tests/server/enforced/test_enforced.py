@@ -174,6 +174,22 @@ async def test_strings_without_quotes_have_their_schema(llm: AsyncLLM, name: str
         assert 2 <= len(value["code"].strip()) <= 3 or value["code"].isspace() or not value["code"]
 
 
+LOOSE = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize("parameters", [LOOSE, {"$defs": {"In": LOOSE}, "$ref": "#/$defs/In"}])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+async def test_arguments_are_an_object_whatever_the_schema_leaves_out(
+    llm: AsyncLLM, name: str, parameters: dict[str, Any]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for message in await answers(llm, name, tools=tools, tool_choice="required", parallel_tool_calls=False):
+        if "\ufffd" in message.content or message.finish_reason == "length":
+            continue
+        [call] = message.tool_calls
+        assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+
+
 STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
 
 

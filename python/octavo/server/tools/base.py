@@ -17,6 +17,7 @@ from typing import Any
 
 from octavo.server.cursor import Cursor, CursorParser, Marks, Steps, Trimmed
 from octavo.server.parts import CallArguments, CallStart, Content, Parser
+from octavo.server.tools.values import resolved
 
 NAME_END = re.compile(r"[^\w.:/-]")
 """The first character that can't be part of a function's name, or of an id that holds one."""
@@ -38,9 +39,15 @@ class Tools:
         return name in self.functions
 
     def parameters(self, name: str) -> Mapping[str, Any]:
-        """The schema of a function's arguments; {} when it has none or is unknown."""
+        """The schema of a function's arguments, in place of a reference to it (as pydantic writes models that hold
+        themselves); {} when it has none or is unknown."""
         schema = self.functions.get(name, {}).get("parameters")
-        return schema if isinstance(schema, Mapping) else {}
+        if not isinstance(schema, Mapping):
+            return {}
+        target = resolved(schema, schema)
+        return (
+            schema if target is schema else {**{key: value for key, value in schema.items() if key != "$ref"}, **target}
+        )
 
     def parameter(self, name: str, parameter: str) -> Mapping[str, Any] | None:
         """The schema of one argument; None when it is unknown."""

@@ -98,8 +98,9 @@ def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def required_parameters(tools: Tools, name: str) -> Mapping[str, Any]:
-    """The schema of arguments that are made: without arguments that it does not name, unless it speaks of such."""
-    parameters = tools.parameters(name) or NO_ARGUMENTS
+    """The schema of arguments that are made: an object, as arguments always are, also where the schema leaves that out;
+    without arguments that it does not name, unless it speaks of such."""
+    parameters = {**(tools.parameters(name) or NO_ARGUMENTS), "type": "object"}
     if "properties" not in parameters or not OPEN_WORDS.isdisjoint(parameters):
         return parameters
     return {**parameters, "additionalProperties": False}
