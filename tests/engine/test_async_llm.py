@@ -282,7 +282,7 @@ async def test_text(tiny_llama: Path) -> None:
         async for output in llm.chat(hello, params, **own):
             assert output.prompt_token_ids == list(b"Hi")
             break
-        assert llm.num_requests == 0
+        await assert_idle(llm)
         long = "long prompt " * 500
         with pytest.raises(RequestError, match="more than the context of 512 tokens can hold"):
             async for _ in llm.generate(long, params):
