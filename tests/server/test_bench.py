@@ -1,4 +1,4 @@
-"""benches/serve.py against a spawned server: counts are exact, percentiles are those of the samples."""
+"""benches/serve.py against a spawned server: counts are exact, percentiles (latencies.py) are those of the samples."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ BENCH = Path(__file__).parents[2] / "benches" / "serve.py"
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    """The bench as a module, found beside its siblings as when it is run."""
+def latencies() -> Iterator[ModuleType]:
+    """Its latencies.py as a module, found beside its siblings as when it is run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCH.parent))
-        yield importlib.import_module("serve")
+        yield importlib.import_module("latencies")
 
 
-def test_percentiles(bench: ModuleType) -> None:
+def test_percentiles(latencies: ModuleType) -> None:
     values = [float(i) for i in range(101)]
-    assert bench.percentile(values, 50) == 50
-    assert bench.percentile(values, 99) == 99
-    assert bench.percentile([1.0, 2.0], 50) == 1.5
-    assert bench.percentile([3.0], 99) == 3
+    assert latencies.percentile(values, 50) == 50
+    assert latencies.percentile(values, 99) == 99
+    assert latencies.percentile([1.0, 2.0], 50) == 1.5
+    assert latencies.percentile([3.0], 99) == 3
 
 
-def test_latencies(bench: ModuleType) -> None:
-    result = bench.Result(start_s=1.0, num_output_tokens=3, arrivals_s=[1.5, 1.6, 1.9], end_s=1.9)
-    samples = bench.latencies_ms([result])
+def test_latencies(latencies: ModuleType) -> None:
+    result = latencies.Result(start_s=1.0, num_output_tokens=3, arrivals_s=[1.5, 1.6, 1.9], end_s=1.9)
+    samples = latencies.latencies_ms([result])
     assert samples["ttft"] == pytest.approx([500])
     assert samples["itl"] == pytest.approx([100, 300])
     assert samples["tpot"] == pytest.approx([200])
