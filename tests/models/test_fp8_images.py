@@ -190,6 +190,24 @@ def test_products_that_are_dealt_out(tmp_path: Path, on_device: None) -> None:
     assert kept > 4 * 4
 
 
+@pytest.mark.parametrize("form", ["plain", "hf-block"])
+def test_a_drafter_in_the_checkpoint_is_left_out(form: str, tmp_path: Path, on_device: None) -> None:
+    """Qwen 3.5's, as Transformers does it."""
+    made = make("qwen3_5", tmp_path, "hf-block")
+    folder, quantization = (tmp_path / "plain", "none") if form == "plain" else (made.folder, "fp8")
+    file = folder / "model.safetensors"
+    number = torch.zeros(128, 64).to(torch.bfloat16 if form == "plain" else FP8)
+    drafter = {"mtp.fc.weight": torch.zeros(64, 128), "mtp.layers.0.mlp.up_proj.weight": number}
+    if form != "plain":
+        drafter["mtp.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1, 1)
+    expected = logits(read(folder, quantization))
+    save_file(load_file(file) | drafter, file)
+    assert torch.equal(logits(read(folder, quantization)), expected)
+    save_file(load_file(file) | {"another.weight": number[:2]}, file)
+    with pytest.raises(ModelError, match=r"unexpected|without their weight_scale"):
+        read(folder, quantization)
+
+
 def test_plain_weights_are_rounded_as_they_load(tmp_path: Path, on_device: None) -> None:
     """But for the ends that stay wide."""
     plain = save(tiny_image_model("llava"), tmp_path / "plain")

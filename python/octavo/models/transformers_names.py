@@ -4,6 +4,7 @@ that it keeps fused or split. The rules are Transformers' own (its conversion ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -28,8 +29,22 @@ class CheckpointNames:
         self.prefix = causal.base_model_prefix
         self.known: dict[str, Tensor] = causal.state_dict()
         self.hf_config = causal.config
+        left = sorted(getattr(causal, "_keys_to_ignore_on_load_unexpected", None) or ())
+        self.left = re.compile("|".join(f"(?:{pattern})" for pattern in left) or "$^")
+        """Tensors of checkpoints that the class leaves out, unless it has them: drafters, tokenizers of pictures."""
         self.turned = {f"{name}.weight" for name, module in causal.named_modules() if isinstance(module, Conv1D)}
         """Weights that the class has [i, o]."""
+
+    def wanted(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Without those that the class leaves out."""
+        for name, tensor in tensors:
+            if not self.left.search(name) or self._has(name):
+                yield name, tensor
+
+    def _has(self, name: str) -> bool:
+        """The model has the tensor, or that which it is the scale or a part of."""
+        layer, _, kind = name.rpartition(".")
+        return self._rename(f"{layer}.weight" if kind in SCALES else name.removesuffix(SCALE))[0] in self.known
 
     def convert(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The same weights under the model's names. Fused tensors come last, when all their parts are there. What is

@@ -50,6 +50,7 @@ class Checkpoint:
 
     def load(self, causal: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every tensor of the model; ModelError as `load_strict`."""
+        tensors = self._names.wanted(tensors)
         if self._quantization is not None:
             tensors = as_kept(tensors, _OldNames(self._names, self._slots), self._quantization)
         named = self._turned(self._names.convert(tensors))

@@ -138,7 +138,9 @@ class VisionLanguage(nn.Module):
         def is_own(layer: str) -> bool:
             return f"{self._place.own_name(self._names.layer_name(layer))}.weight" in slots
 
-        for name, tensor in self._names.convert(as_kept(tensors, {}, self._quantization, passes=is_own)):
+        for name, tensor in self._names.convert(
+            as_kept(self._names.wanted(tensors), {}, self._quantization, passes=is_own)
+        ):
             own = self._place.own_name(name)
             if own is None:
                 others.append((name, tensor))
