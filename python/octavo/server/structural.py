@@ -28,15 +28,22 @@ def pattern(value: str) -> Form:
     return {"type": "regex", "pattern": value}
 
 
+def pattern_within(value: str, bounds: str) -> Form:
+    """Text that two regular expressions match."""
+    terms = " & ".join(_in_slashes(f"/(?s:{term})/", 1) for term in (value, bounds))
+    return {"type": "grammar", "grammar": f"start: TEXT\nTEXT: {terms}"}
+
+
 def text_but(beginning: str, marks: Sequence[str]) -> Form:
     """Any text that does not begin as this expression says, and in which no mark stands."""
     out = [rf"~/{beginning}(?s:.*)/", *(rf"~/(?s:.*){re.escape(mark)}(?s:.*)/" for mark in marks)]
-    return {"type": "grammar", "grammar": f"start: TEXT\nTEXT: {' & '.join(['/(?s:.*)/', *map(_in_slashes, out)])}"}
+    terms = " & ".join(["/(?s:.*)/", *(_in_slashes(term, 2) for term in out)])
+    return {"type": "grammar", "grammar": f"start: TEXT\nTEXT: {terms}"}
 
 
-def _in_slashes(terminal: str) -> str:
-    """A terminal of Lark whose expression may have slashes in it."""
-    return terminal[:2] + terminal[2:-1].replace("/", r"\/") + terminal[-1]
+def _in_slashes(terminal: str, begin: int) -> str:
+    """A terminal of Lark whose expression, from `begin` on, may have slashes in it."""
+    return terminal[:begin] + terminal[begin:-1].replace("/", r"\/") + terminal[-1]
 
 
 def sequence(*elements: Form) -> Form:

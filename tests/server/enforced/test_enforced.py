@@ -174,6 +174,27 @@ async def test_strings_without_quotes_have_their_schema(llm: AsyncLLM, name: str
         assert 2 <= len(value["code"].strip()) <= 3 or value["code"].isspace() or not value["code"]
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+async def test_strings_without_quotes_meet_all_that_is_asked_of_them(llm: AsyncLLM, name: str) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "word": {"type": "string", "pattern": "^[a-z/]+$", "minLength": 4, "maxLength": 5},
+            "long": {"type": "string", "enum": ["a", "abcd", 12345], "minLength": 2},
+            "home": {"allOf": [{"$ref": "#/$defs/City"}], "description": "older generators write it so"},
+        },
+        "required": ["word", "long", "home"],
+        "$defs": {"City": {"type": "string", "enum": ["Oslo", "Rome"]}},
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    messages = await answers(llm, name, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    for message in messages:
+        value = json.loads(message.tool_calls[0].arguments)
+        assert re.fullmatch("[a-z/]{4,5}", value["word"])
+        assert value["long"] == "abcd"
+        assert value["home"] in ("Oslo", "Rome")
+
+
 LOOSE = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 
 

@@ -5,11 +5,15 @@ Not here: what stands around them (tools/shape.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from octavo.server.structural import Form, either, free, pattern, schema, sequence, tag, text
+from octavo.server.structural import Form, either, free, pattern, pattern_within, schema, sequence, tag, text
 from octavo.server.tools.values import resolved, types_of
+
+_ANCHORS = re.compile(r"^\^|(?<!\\)\$$")
+"""At the two ends, where they say what is so anyway."""
 
 
 def tagged_arguments(key_begin: str, key_end: str, value_end: str) -> Callable[[Mapping[str, Any]], Form]:
@@ -35,14 +39,25 @@ def _argument(begin: str, value: Any, root: Mapping[str, Any], end: str) -> Form
     value = resolved(value, root)
     choices = value.get("enum", [value["const"]] if "const" in value else None)
     if isinstance(choices, list):
-        return tag(begin, either(*map(text, choices)), end)
+        return tag(begin, either(*(text(choice) for choice in choices if _is_allowed(choice, value))), end)
+    # So that its end is known: without the first character of what ends it.
+    lengths = f"[^{end.strip()[0]}]{{{value.get('minLength', 0)},{value.get('maxLength', '')}}}"
+    has_lengths = "minLength" in value or "maxLength" in value
     if "pattern" in value:
-        return tag(begin, pattern(value["pattern"]), end)
-    if "minLength" in value or "maxLength" in value:
-        # So that its end is known: without the first character of what ends it.
-        bounds = f"{value.get('minLength', 0)},{value.get('maxLength', '')}"
-        return tag(begin, pattern(f"[^{end.strip()[0]}]{{{bounds}}}"), end)
-    return free(begin, end)
+        return tag(begin, _like(value["pattern"], lengths if has_lengths else None), end)
+    return tag(begin, pattern(lengths), end) if has_lengths else free(begin, end)
+
+
+def _is_allowed(choice: object, value: Mapping[str, Any]) -> bool:
+    """Whether one of a string's values has the length that the schema asks for, too."""
+    least, most = value.get("minLength", 0), value.get("maxLength")
+    return isinstance(choice, str) and len(choice) >= least and (most is None or len(choice) <= most)
+
+
+def _like(expression: str, lengths: str | None) -> Form:
+    if lengths is None:
+        return pattern(expression)
+    return pattern_within(_ANCHORS.sub("", expression), lengths)
 
 
 def _value(value: Any, root: Mapping[str, Any]) -> Form:

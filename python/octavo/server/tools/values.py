@@ -41,10 +41,13 @@ def types_of(schema: Mapping[str, Any] | None, root: Mapping[str, Any], depth: i
 
 
 def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema, or what its reference stands for."""
+    """A schema, or what its reference stands for, also as the only member of allOf (a reference with a description, in
+    older generators' words)."""
     for _ in range(_MAX_DEPTH):
-        ref = schema.get("$ref")
+        ref, members = schema.get("$ref"), schema.get("allOf")
         found = _resolve(ref, root) if isinstance(ref, str) else None
+        if found is None and isinstance(members, list) and len(members) == 1 and isinstance(members[0], Mapping):
+            found = {**{key: value for key, value in schema.items() if key != "allOf"}, **members[0]}
         if found is None:
             break
         schema = found
