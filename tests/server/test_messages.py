@@ -65,6 +65,17 @@ async def test_an_answer_of_the_engine(claude: anthropic.AsyncAnthropic, llm: Fa
     assert llm.streams[0].closed
 
 
+async def test_models(claude: anthropic.AsyncAnthropic, llm: FakeLLM) -> None:
+    """As clients show them to choose from: none of the fields that they count on is missing."""
+    listed = [model async for model in claude.models.list()]
+    assert [model.id for model in listed] == ["tiny"]
+    for model in (*listed, await claude.models.retrieve("tiny")):
+        assert (model.type, model.display_name) == ("model", "tiny")
+        assert model.created_at.tzinfo is not None
+        assert llm.facts is not None
+        assert model.max_input_tokens == llm.facts.max_model_len
+
+
 async def test_stop_sequences(claude: anthropic.AsyncAnthropic, llm: FakeLLM) -> None:
     def script(request: Submitted) -> list[Item]:
         return [[FakeDelta(text="a", token_ids=[1], finish_reason="stop", stop_reason=request.params.stop[0])]]

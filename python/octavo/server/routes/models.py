@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -9,10 +10,21 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import octavo
+from octavo.server.anthropic.errors import is_anthropic
 from octavo.server.context import ServerContext
 
 
-def _card(context: ServerContext, name: str) -> dict[str, Any]:
+def _card(request: Request, context: ServerContext, name: str) -> dict[str, Any]:
+    """A model as OpenAI's clients read it, and for Anthropic's also as they do."""
+    length = context.facts.max_model_len
+    created = datetime.fromtimestamp(context.created, UTC).isoformat(timespec="seconds")
+    theirs = {
+        "type": "model",
+        "display_name": name,
+        "created_at": created.replace("+00:00", "Z"),
+        "max_input_tokens": length,
+        "max_tokens": length,
+    }
     return {
         "id": name,
         "object": "model",
@@ -20,7 +32,8 @@ def _card(context: ServerContext, name: str) -> dict[str, Any]:
         "owned_by": "octavo",
         "root": context.facts.model,
         "parent": None,
-        "max_model_len": context.facts.max_model_len,
+        "max_model_len": length,
+        **(theirs if is_anthropic(request.scope) else {}),
     }
 
 
@@ -28,7 +41,9 @@ async def list_models(request: Request) -> JSONResponse:
     """The served names."""
     context = ServerContext.of(request)
     context.check_ready()
-    return JSONResponse({"object": "list", "data": [_card(context, name) for name in context.names]})
+    data = [_card(request, context, name) for name in context.names]
+    page = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    return JSONResponse({"object": "list", "data": data, **(page if is_anthropic(request.scope) else {})})
 
 
 async def get_model(request: Request) -> JSONResponse:
@@ -38,7 +53,7 @@ async def get_model(request: Request) -> JSONResponse:
         return await list_models(request)  # other paths with a slash too many are redirected
     context.check_ready()
     name = context.check_model(request.path_params["name"])
-    return JSONResponse(_card(context, name))
+    return JSONResponse(_card(request, context, name))
 
 
 async def version(request: Request) -> JSONResponse:
