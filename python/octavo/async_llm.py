@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import cached_property
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -68,7 +69,7 @@ class AsyncLLM:
 
     def __init__(
         self,
-        model: str = "",
+        model: str | PathLike[str] = "",
         *,
         config: EngineConfig | None = None,
         max_engine_restarts: int = 3,

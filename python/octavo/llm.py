@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -81,7 +82,12 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "", *, config: EngineConfig | None = None, use_tqdm: bool | None = None, **options: Any
+        self,
+        model: str | PathLike[str] = "",
+        *,
+        config: EngineConfig | None = None,
+        use_tqdm: bool | None = None,
+        **options: Any,
     ) -> None:
         if config is not None and (model or options):
             raise ConfigError("give either a config or a model and options, not both", "config")

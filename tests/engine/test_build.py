@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from octavo.config import make_engine_config
 from octavo.engine import build
+from octavo.errors import ConfigError
 from octavo.worker.base import Runner
 
 FACTS = {
@@ -58,3 +61,24 @@ def test_plans_are_late_where_somebody_may_come_and_launches_do_not_wait(
     limits = cast(dict[str, Any], build.core_config(runner, bounded=bounded))
     assert limits["plans_late"] is late
     assert limits["step_sizes"][-1:] == ([640] if device == "cuda" else [])
+
+
+def test_options_as_python_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path, the home folder, an object in place of JSON, NumPy's integers; equal to what the flags would give."""
+    monkeypatch.setenv("HOME", "/home/me")
+    given = {
+        "model": Path("/models/a.gguf"),
+        "tokenizer": "~/tokenizer",
+        "limit_mm_per_prompt": {"image": 1},
+        "max_model_len": np.int64(100),
+    }
+    flags = {
+        "model": "/models/a.gguf",
+        "tokenizer": "/home/me/tokenizer",
+        "limit_mm_per_prompt": '{"image": 1}',
+        "max_model_len": 100,
+    }
+    assert make_engine_config(given) == make_engine_config(flags)
+    assert type(make_engine_config(given).model.max_model_len) is int
+    with pytest.raises(ConfigError, match="--max-model-len: True is not a valid value"):
+        make_engine_config({"model": "m", "max_model_len": True})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from octavo import envs
-from octavo.config.options import check_value, engine_options, nearest, section_options
+from octavo.config.options import Option, check_value, engine_options, nearest, section_options
 from octavo.config.sections import ENGINE_SECTIONS, BenchConfig, EngineConfig, ServerConfig
 from octavo.errors import ConfigError
 from octavo.speculation import read_speculation
@@ -24,11 +27,24 @@ def make_engine_config(values: Mapping[str, Any]) -> EngineConfig:
         opt = options.get(name)
         if opt is None:
             raise ConfigError(f"unknown option {name!r}{nearest(name, list(options))}", name)
+        value = _plain(opt, value)
         check_value(opt, value)
         sections[opt.section][name] = value
     config = EngineConfig(**{name: ENGINE_SECTIONS[name](**kw) for name, kw in sections.items()})
     _check_engine(config)
     return config
+
+
+def _plain(opt: Option, value: Any) -> Any:
+    """A value that Python has another type for, as the command line would give it: a path, an object in place of JSON,
+    an integer of NumPy."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str) and opt.name in ("model", "tokenizer") and value.startswith("~"):
+        return os.path.expanduser(value)
+    if isinstance(value, Mapping) and opt.type is str:
+        return json.dumps(value)
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _check_values(section: str, values: Mapping[str, Any]) -> None:
