@@ -139,16 +139,16 @@ LEAST_S = 10.0
 def run_cases(names: list[str], batches: str) -> None:
     """In this process: an engine a case."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
-    import offline
+    from shapes import SHAPES, write_shape
 
     from octavo import LLM, SamplingParams
 
     rng = random.Random(0)
     for name in names:
         shape, options = CASES[name]
-        offline.SHAPES["tiny"] = shape
+        SHAPES["tiny"] = shape
         with tempfile.TemporaryDirectory() as folder:
-            offline.write_shape("tiny", Path(folder))
+            write_shape("tiny", Path(folder))
             limits = {
                 "max_num_seqs": 20,
                 "max_num_batched_tokens": 96,
