@@ -63,6 +63,7 @@ fn shape() -> impl Strategy<Value = Shape> {
                     .into_iter()
                     .map(|(queries, earlier)| (queries, queries + earlier))
                     .collect(),
+                shared: vec![],
                 kv_heads,
                 group,
                 dim,
@@ -95,6 +96,7 @@ proptest! {
 fn plain(rows: Vec<(usize, usize)>) -> Shape {
     Shape {
         rows,
+        shared: vec![],
         kv_heads: 2,
         group: 3,
         dim: 64,
@@ -160,6 +162,52 @@ proptest! {
                     let found = &found[found.len() - wanted.len()..];
                     prop_assert!(found == wanted, "{isa:?}: queries from {first} on of row {row}, {size} at a time");
                 }
+            }
+        }
+    }
+}
+
+/// Rows that share some of their first segments, or nearly: most with few queries, as those that attend together have.
+fn sharing() -> impl Strategy<Value = Shape> {
+    let row = (
+        prop_oneof![4 => Just(1usize), 2 => 2..9usize, 1 => 20..40usize],
+        prop_oneof![3 => 500..1300usize, 1 => 0..500usize],
+        prop_oneof![4 => 256..1100usize, 1 => 0..256usize],
+    );
+    (shape(), prop::collection::vec(row, 2..9)).prop_map(|(shape, rows)| Shape {
+        shared: rows[1..].iter().map(|row| row.2).collect(),
+        rows: rows
+            .into_iter()
+            .map(|(queries, earlier, _)| (queries, queries + earlier))
+            .collect(),
+        kv_heads: shape.kv_heads.min(2),
+        group: shape.group.min(9),
+        // Windows end sharing.
+        window: if shape.seed.is_multiple_of(8) {
+            shape.window
+        } else {
+            0
+        },
+        ..shape
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Rows whose sequences begin alike are right, and get the bits that each has alone.
+    #[test]
+    fn a_query_gets_the_same_bits_beside_rows_that_share_its_keys(shape in sharing(), threads in 1..9usize) {
+        let case = Case::new(shape);
+        let want = case.reference();
+        for &isa in Isa::available() {
+            let whole = case.run(isa).unwrap();
+            let worst = want.iter().zip(&whole).map(|(w, g)| (w - g).abs()).fold(0.0, f32::max);
+            prop_assert!(worst <= case.tolerance(), "{isa:?}: off by {worst}");
+            for (row, &(queries, _)) in case.shape.rows.iter().enumerate() {
+                let (start, width) = case.outputs(row, 0);
+                let alone = case.run_parts(isa, &[(row, 0, queries)], threads);
+                prop_assert!(alone == whole[start..][..queries * width], "{isa:?}: row {row} alone");
             }
         }
     }

@@ -1,11 +1,11 @@
-//! A checked call: where an item's queries, keys and values lie, where results go, and how those of split rows are merged.
+//! A checked call: where an item's queries, keys and values lie, where results go, and how those of parts are merged.
 
 use std::f32::consts::LOG2_E;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::args::AttentionArgs;
-use super::plan::{Item, Plan, Row};
-use super::segment::{self, Seen};
+use super::plan::{Item, Parts, Plan, Query, Row, first_visible};
+use super::segment::{self, SEGMENT, Seen};
 use crate::element::{Bf16, Dtype, Element, F16, Rounded};
 use crate::scratch::Floats;
 use crate::simd::{GROUP, Simd};
@@ -20,7 +20,7 @@ pub struct Call<'a> {
     /// Soft cap in units of base-2 scores; 0 = off.
     pub cap: f32,
     partials: *mut f32,
-    /// Per split, parts that are not done.
+    /// Of each row with parts and KV head, items that are not done.
     remaining: &'a [AtomicUsize],
 }
 
@@ -52,6 +52,15 @@ impl<'a> Call<'a> {
         &self.plan.rows[item.row]
     }
 
+    pub fn query(&self, pair: usize) -> &Query {
+        &self.plan.queries[pair / self.group]
+    }
+
+    /// Whether the item's results are of segments alone (`keep`), or of all keys that its pairs see (`finish`).
+    pub fn is_part(&self, item: &Item) -> bool {
+        self.row(item).parts.is_some()
+    }
+
     /// Elements `d..` of a pair's query.
     ///
     /// # Safety
@@ -61,9 +70,9 @@ impl<'a> Call<'a> {
         // SAFETY: the caller's.
         unsafe {
             match self.args.io_dtype {
-                Dtype::F32 => f32::load::<S>(self.query::<f32>(item, pair).add(d)),
-                Dtype::Bf16 => Bf16::load::<S>(self.query::<Bf16>(item, pair).add(d)),
-                Dtype::F16 => F16::load::<S>(self.query::<F16>(item, pair).add(d)),
+                Dtype::F32 => f32::load::<S>(self.vector::<f32>(item, pair).add(d)),
+                Dtype::Bf16 => Bf16::load::<S>(self.vector::<Bf16>(item, pair).add(d)),
+                Dtype::F16 => F16::load::<S>(self.vector::<F16>(item, pair).add(d)),
             }
         }
     }
@@ -77,9 +86,9 @@ impl<'a> Call<'a> {
         // SAFETY: the caller's.
         unsafe {
             match self.args.io_dtype {
-                Dtype::F32 => *self.query::<f32>(item, pair).add(d),
-                Dtype::Bf16 => (*self.query::<Bf16>(item, pair).add(d)).to_f32(),
-                Dtype::F16 => (*self.query::<F16>(item, pair).add(d)).to_f32(),
+                Dtype::F32 => *self.vector::<f32>(item, pair).add(d),
+                Dtype::Bf16 => (*self.vector::<Bf16>(item, pair).add(d)).to_f32(),
+                Dtype::F16 => (*self.vector::<F16>(item, pair).add(d)).to_f32(),
             }
         }
     }
@@ -88,7 +97,7 @@ impl<'a> Call<'a> {
     ///
     /// # Safety
     /// `Q` is the dtype of q and `pair` is one of the item's.
-    unsafe fn query<Q: Element>(&self, item: &Item, pair: usize) -> *const Q {
+    unsafe fn vector<Q: Element>(&self, item: &Item, pair: usize) -> *const Q {
         let args = &self.args;
         let (token, head) = self.place(item, pair);
         // SAFETY: token < num_tokens and head < num_heads, by the plan.
@@ -115,7 +124,7 @@ impl<'a> Call<'a> {
 
     fn place(&self, item: &Item, pair: usize) -> (usize, usize) {
         (
-            self.row(item).token + pair / self.group,
+            self.query(pair).token,
             item.kv_head * self.group + pair % self.group,
         )
     }
@@ -147,39 +156,39 @@ impl<'a> Call<'a> {
         self.args.num_kv_heads * self.args.block_size * E::row_len(self.args.head_dim)
     }
 
-    /// Take the result of a pair: `out` (`head_dim` numbers) is the sum of values weighted by 2^(score - greatest),
-    /// `sum` that of the weights.
+    /// Keep the result of a pair for the segment of `position`: `out` (`head_dim` numbers) is the sum of values weighted by
+    /// 2^(score - greatest), `sum` that of the weights.
+    ///
+    /// # Safety
+    /// The item is a part, `pair` is one of its, and given once for the segment; `out` is readable.
+    pub unsafe fn keep(
+        &self,
+        item: &Item,
+        pair: usize,
+        position: usize,
+        out: *const f32,
+        (greatest, sum): (f32, f32),
+    ) {
+        let dim = self.args.head_dim;
+        let row = &self.plan.rows[self.query(pair).row];
+        let Some(parts) = &row.parts else { return };
+        let pair = pair - row.first_query * self.group;
+        let place = parts.place(&self.args, row, (item.kv_head, pair), position / SEGMENT);
+        // SAFETY: the place is this pair's and segment's alone, and within the buffer.
+        unsafe {
+            let partial = self.partials.add(place);
+            partial.copy_from_nonoverlapping(out, dim);
+            partial.add(dim).write(greatest);
+            partial.add(dim + 1).write(sum);
+        }
+    }
+
+    /// Write the output of a pair: `out` (`head_dim` numbers) * factor.
     ///
     /// # Safety
     /// `pair` is one of the item's and given once, `out` readable; the machine has `S`'s instructions.
     #[inline(always)]
-    pub unsafe fn finish<S: Simd>(
-        &self,
-        item: &Item,
-        pair: usize,
-        out: *const f32,
-        greatest: f32,
-        sum: f32,
-    ) {
-        let (dim, count) = (self.args.head_dim, item.num_pairs());
-        let index = pair - item.first;
-        // SAFETY: the partial's place and the output's place are this item's alone, and within their buffers.
-        unsafe {
-            if item.split.is_some() {
-                let partial = self.partials.add(item.partial);
-                partial.add(index * dim).copy_from_nonoverlapping(out, dim);
-                partial.add(count * dim + index).write(greatest);
-                partial.add(count * (dim + 1) + index).write(sum);
-            } else {
-                self.store::<S>(item, pair, out, 1.0 / sum);
-            }
-        }
-    }
-
-    /// # Safety
-    /// As `finish`.
-    #[inline(always)]
-    unsafe fn store<S: Simd>(&self, item: &Item, pair: usize, out: *const f32, factor: f32) {
+    pub unsafe fn store<S: Simd>(&self, item: &Item, pair: usize, out: *const f32, factor: f32) {
         // SAFETY: the caller's.
         unsafe {
             match self.args.io_dtype {
@@ -191,7 +200,7 @@ impl<'a> Call<'a> {
     }
 
     /// # Safety
-    /// As `finish`; `E` is the dtype of out.
+    /// As `store`; `E` is the dtype of out.
     #[inline(always)]
     unsafe fn store_as<S: Simd, E: Rounded>(
         &self,
@@ -221,47 +230,59 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Combine the parts of the item's split, in the order of their segments, once the last of them is done.
+    /// Combine the parts of the item's rows, in the order of their segments, where this was the last item of them.
     ///
     /// # Safety
-    /// The item has called `finish` for all of its pairs; the machine has `S`'s instructions.
+    /// The item has called `keep` for all of its pairs and segments, if it is a part; the machine has `S`'s instructions.
     #[inline(always)]
     pub unsafe fn merge<S: Simd>(&self, item: &Item, line: &mut Floats) {
-        let Some(index) = item.split else { return };
-        if self.remaining[index].fetch_sub(1, Ordering::AcqRel) > 1 {
+        if !self.is_part(item) {
             return;
         }
-        let split = self.plan.splits[index];
-        let (dim, count, len) = (
-            self.args.head_dim,
-            item.num_pairs(),
-            item.partial_len(self.args.head_dim),
-        );
+        for row in self.plan.rows_of(item, self.group) {
+            let row = &self.plan.rows[row];
+            let Some(parts) = &row.parts else { continue };
+            let remaining = &self.remaining[parts.counter + item.kv_head];
+            if remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+                // SAFETY: the countdown reached zero: all parts are written.
+                unsafe { self.merge_row::<S>(item, row, parts, line) };
+            }
+        }
+    }
+
+    /// The parts of one row and the item's KV head.
+    ///
+    /// # Safety
+    /// They are written; the machine has `S`'s instructions.
+    #[inline(always)]
+    unsafe fn merge_row<S: Simd>(&self, item: &Item, row: &Row, parts: &Parts, line: &mut Floats) {
+        let (args, dim) = (&self.args, self.args.head_dim);
         // Whole vectors: what lies behind a pair's output is not used.
         let line = line.take(dim + S::LANES);
-        for i in 0..count {
-            // SAFETY: part < num_parts, and all parts are written (the countdown reached zero); a vector more is readable
-            // behind the last (`PADDING`).
+        for pair in 0..row.num_queries * self.group {
+            let position = row.position + pair / self.group;
+            let first = first_visible(position, args.window) / SEGMENT;
+            // SAFETY: the pair has a part of each of its segments; a vector more is readable behind the last (`PADDING`).
             unsafe {
                 let mut total = Seen::<S>::nothing();
                 for d in (0..dim).step_by(S::LANES) {
                     S::store(line.add(d), S::splat(0.0));
                 }
-                for p in 0..split.num_parts {
-                    let part = self.partials.add(split.partial + p * len).cast_const();
+                for segment in first..=position / SEGMENT {
+                    let place = parts.place(args, row, (item.kv_head, pair), segment);
+                    let part = self.partials.add(place).cast_const();
                     let factors = total.absorb(Seen {
-                        greatest: S::splat(*part.add(count * dim + i)),
-                        sum: S::splat(*part.add(count * (dim + 1) + i)),
+                        greatest: S::splat(*part.add(dim)),
+                        sum: S::splat(*part.add(dim + 1)),
                     });
                     for d in (0..dim).step_by(S::LANES) {
-                        let next = S::load(part.add(i * dim + d));
-                        S::store(
-                            line.add(d),
-                            segment::add::<S>(S::load(line.add(d)), next, factors),
-                        );
+                        let next = S::load(part.add(d));
+                        let sum = segment::add::<S>(S::load(line.add(d)), next, factors);
+                        S::store(line.add(d), sum);
                     }
                 }
-                self.store::<S>(item, item.first + i, line, 1.0 / first_lane::<S>(total.sum));
+                let pair = row.first_query * self.group + pair;
+                self.store::<S>(item, pair, line, 1.0 / first_lane::<S>(total.sum));
             }
         }
     }

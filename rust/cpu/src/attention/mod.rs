@@ -1,11 +1,12 @@
-//! Paged attention of packed rows: checks, shares the work among threads, merges split rows.
+//! Paged attention of packed rows: checks, shares the work among threads, merges rows whose keys were seen in parts.
 //!
 //! The function is that of `octavo.kernels.reference.paged_attention`: softmax(scale * q k^T) v with an optional soft
 //! cap and sliding window, causal within the row. Softmax runs online over chunks of keys (Milakov & Gimelshein 2018;
-//! split rows as in Flash-Decoding, Dao et al. 2023), in base 2: scale * log2(e) is folded into q.
+//! parts as in Flash-Decoding, Dao et al. 2023, and of common prefixes as in Hydragen, Juravsky et al. 2024), in base 2: scale * log2(e) is folded into q.
 
 mod args;
 mod call;
+mod items;
 mod narrow;
 mod plan;
 mod segment;
@@ -133,9 +134,9 @@ impl Engine {
     /// Run the items of the plan, which has been filled for `args`.
     fn execute(&mut self, args: &AttentionArgs, run: Run) {
         let plan = &self.plan;
-        let parts = plan.splits.iter().map(|s| AtomicUsize::new(s.num_parts));
+        let counts = plan.counts.iter().map(|&count| AtomicUsize::new(count));
         self.remaining.clear();
-        self.remaining.extend(parts);
+        self.remaining.extend(counts);
         let partials = self.partials.take(plan.partials + PADDING);
         let call = Call::new(*args, plan, partials, &self.remaining);
         call.clear_unused();
@@ -157,7 +158,7 @@ impl Engine {
 pub struct StepAttention {
     plans: Vec<Plan>,
     partials: Floats,
-    /// Per layer, its items that have been taken, and the parts of its splits that are not done.
+    /// Per layer, its items that have been taken, and of rows with parts those that are not done.
     counters: Vec<(AtomicUsize, Vec<AtomicUsize>)>,
 }
 
@@ -186,8 +187,8 @@ impl StepAttention {
         for ((next, remaining), &kind) in self.counters.iter_mut().zip(kinds) {
             *next.get_mut() = 0;
             remaining.clear();
-            let splits = self.plans[kind].splits.iter();
-            remaining.extend(splits.map(|split| AtomicUsize::new(split.num_parts)));
+            let counts = self.plans[kind].counts.iter();
+            remaining.extend(counts.map(|&count| AtomicUsize::new(count)));
         }
         Ok(())
     }

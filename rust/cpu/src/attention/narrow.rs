@@ -71,18 +71,24 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
     let total = scratch.total.take(M * dim);
     let score = scratch.score.take(M * CHUNK);
     let mut totals = [const { None::<Seen<S>> }; M];
+    let is_part = call.is_part(item);
     // SAFETY: buffers are as large as their indices; the call's addresses are checked by the plan.
     unsafe {
         load_queries::<S, M>(call, item, query);
         for positions in segments(item.low, item.high) {
             let is_last = positions.end == item.high;
+            let start = positions.start;
             let seen = segment::<S, E, M>(call, item, next, positions, (query, out, score));
             for m in 0..M {
                 let (out, total) = (out.add(m * dim), total.add(m * dim));
+                if is_part {
+                    call.keep(item, item.first + m, start, out, numbers(seen[m]));
+                    continue;
+                }
                 let Some(before) = &mut totals[m] else {
                     totals[m] = Some(seen[m]);
                     if is_last {
-                        finish::<S>(call, item, m, out, seen[m]);
+                        call.store::<S>(item, item.first + m, out, 1.0 / numbers(seen[m]).1);
                     } else {
                         total.copy_from_nonoverlapping(out, dim);
                     }
@@ -95,7 +101,7 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
                     S::store(total.add(d), sum);
                 }
                 if is_last {
-                    finish::<S>(call, item, m, total, *before);
+                    call.store::<S>(item, item.first + m, total, 1.0 / numbers(*before).1);
                 }
             }
         }
@@ -103,14 +109,11 @@ unsafe fn run_pairs<S: Simd, E: Element, const M: usize>(
 }
 
 /// # Safety
-/// As `Call::finish`, of the item's pair `m`.
+/// The machine has `S`'s instructions.
 #[inline(always)]
-unsafe fn finish<S: Simd>(call: &Call<'_>, item: &Item, m: usize, out: *const f32, seen: Seen<S>) {
+unsafe fn numbers<S: Simd>(seen: Seen<S>) -> (f32, f32) {
     // SAFETY: the caller's.
-    unsafe {
-        let (greatest, sum) = (first_lane::<S>(seen.greatest), first_lane::<S>(seen.sum));
-        call.finish::<S>(item, item.first + m, out, greatest, sum);
-    }
+    unsafe { (first_lane::<S>(seen.greatest), first_lane::<S>(seen.sum)) }
 }
 
 /// # Safety
@@ -242,7 +245,7 @@ unsafe fn mask<const M: usize>(
     score: *mut f32,
 ) {
     for m in 0..M {
-        let position = call.row(item).position + (item.first + m) / call.group;
+        let position = call.query(item.first + m).position;
         let begin = match call.args.window {
             0 => 0,
             window => (position + 1)

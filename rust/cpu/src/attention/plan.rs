@@ -1,4 +1,4 @@
-//! Checks one call's indices (sizes: args.rs), and cuts it into work items.
+//! Checks one call's indices (sizes: args.rs). How rows are cut into work items: items.rs.
 //!
 //! Everything that kernels later use as an index is copied here after it has been checked, so nobody can change it in
 //! between.
@@ -6,12 +6,7 @@
 use std::ops::Range;
 
 use super::args::{AttentionArgs, check_sizes};
-use super::segment::segments;
 use crate::error::KernelError;
-use crate::scratch::MAX_ROWS;
-
-/// Work items per thread below which long rows are split.
-const ITEMS_PER_THREAD: usize = 4;
 
 /// One row of the batch, checked.
 #[derive(Clone, Copy, Debug)]
@@ -24,55 +19,88 @@ pub struct Row {
     /// Its entry for block `first_block` of its table is `Plan::blocks[block_start]`.
     pub block_start: usize,
     pub first_block: usize,
+    /// Its first query in `Plan::queries`.
+    pub first_query: usize,
+    /// Where its keys are seen by several items.
+    pub parts: Option<Parts>,
 }
 
-/// What one thread does at a time: some (query, head) pairs of one row and KV head against a range of keys.
+/// Results of a row for each segment of its keys, to be merged in the segments' order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parts {
+    /// Where they start in the partials' buffer: `[kv heads, pairs, num_segments]` of `len` floats each: the unscaled output,
+    /// the greatest score, the sum of weights.
+    pub partial: usize,
+    pub first_segment: usize,
+    pub num_segments: usize,
+    /// Of its first KV head in `Plan::counts`.
+    pub counter: usize,
+}
+
+impl Parts {
+    /// Floats of a pair's result of one segment.
+    pub fn len(head_dim: usize) -> usize {
+        head_dim + 2
+    }
+
+    /// Where the result of a pair (counted from the row's first) of a segment starts.
+    pub fn place(
+        &self,
+        args: &AttentionArgs,
+        row: &Row,
+        (kv_head, pair): (usize, usize),
+        segment: usize,
+    ) -> usize {
+        let num_pairs = row.num_queries * (args.num_heads / args.num_kv_heads);
+        let line = (kv_head * num_pairs + pair) * self.num_segments;
+        self.partial + (line + segment - self.first_segment) * Parts::len(args.head_dim)
+    }
+}
+
+/// A query, in the order of the plan's rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Query {
+    pub row: usize,
+    pub token: usize,
+    pub position: usize,
+}
+
+/// What one thread does at a time: some (query, head) pairs of one KV head against a range of keys that they all have.
 #[derive(Clone, Copy, Debug)]
 pub struct Item {
+    /// Whose table says where the keys are.
     pub row: usize,
     pub kv_head: usize,
-    /// Pairs [first, last) of the row: pair p is query p / group, head `kv_head` * group + p % group.
+    /// Pairs [first, last): pair p is query p / group of `Plan::queries`, head `kv_head` * group + p % group.
     pub first: usize,
     pub last: usize,
     /// Positions [low, high) of the keys.
     pub low: usize,
     pub high: usize,
-    /// The split that this is part of.
-    pub split: Option<usize>,
-    /// Where its partial result starts in the partials' buffer.
-    pub partial: usize,
 }
 
 impl Item {
     pub fn num_pairs(&self) -> usize {
         self.last - self.first
     }
-
-    /// Floats of a partial result: per pair its unscaled output, then per pair the maximum, then the sum.
-    pub fn partial_len(&self, head_dim: usize) -> usize {
-        self.num_pairs() * (head_dim + 2)
-    }
-}
-
-/// Items that share pairs and each see some of the keys.
-#[derive(Clone, Copy, Debug)]
-pub struct Split {
-    /// Where their partial results start in the partials' buffer; part i is i * `partial_len` behind.
-    pub partial: usize,
-    pub num_parts: usize,
 }
 
 /// A checked call. Reused, so that a steady state allocates nothing.
 #[derive(Default)]
 pub struct Plan {
+    /// Those that share their first keys follow each other.
     pub rows: Vec<Row>,
     pub blocks: Vec<usize>,
+    pub queries: Vec<Query>,
     pub items: Vec<Item>,
-    pub splits: Vec<Split>,
+    /// Of each row with parts and KV head: the items that see its keys.
+    pub counts: Vec<usize>,
     /// Floats that partial results need.
     pub partials: usize,
     /// Tokens from here on belong to no row.
     pub num_used_tokens: usize,
+    /// Of each row but the last: segments of keys that it shares with the next.
+    pub(super) common: Vec<usize>,
 }
 
 impl Plan {
@@ -84,9 +112,6 @@ impl Plan {
         check_sizes(args)?;
         self.rows.clear();
         self.blocks.clear();
-        self.items.clear();
-        self.splits.clear();
-        self.partials = 0;
         let mut token = 0;
         for row in 0..args.num_rows {
             // SAFETY: query_start holds num_rows + 1 numbers.
@@ -109,8 +134,7 @@ impl Plan {
             }
         }
         self.num_used_tokens = token;
-        self.add_items(args);
-        self.split_long(args);
+        self.cut(args);
         Ok(())
     }
 
@@ -138,38 +162,10 @@ impl Plan {
             position,
             block_start,
             first_block,
+            first_query: 0,
+            parts: None,
         });
         Ok(())
-    }
-
-    /// Cut the rows into items, row by row; those that begin with the same block one KV head after the other, so that the
-    /// keys that they share stay in the second-level cache.
-    fn add_items(&mut self, args: &AttentionArgs) {
-        let group = args.num_heads / args.num_kv_heads;
-        let block = |row: &Row| (row.first_block, self.blocks.get(row.block_start));
-        let mut index = 0;
-        for rows in self.rows.chunk_by(|a, b| block(a) == block(b)) {
-            for kv_head in 0..args.num_kv_heads {
-                for (i, row) in rows.iter().enumerate() {
-                    // Late tiles see the most keys: first, so that no thread is left with a long one at the end.
-                    let num_pairs = row.num_queries * group;
-                    for tile in (0..num_pairs.div_ceil(MAX_ROWS)).rev() {
-                        let (first, last) = (tile * MAX_ROWS, num_pairs.min((tile + 1) * MAX_ROWS));
-                        self.items.push(Item {
-                            row: index + i,
-                            kv_head,
-                            first,
-                            last,
-                            low: first_visible(row.position + first / group, args.window),
-                            high: row.position + (last - 1) / group + 1,
-                            split: None,
-                            partial: 0,
-                        });
-                    }
-                }
-            }
-            index += rows.len();
-        }
     }
 
     /// Copy entries of a slot's table, checked.
@@ -199,41 +195,6 @@ impl Plan {
             }
         }
         Ok(())
-    }
-
-    /// With fewer items than keep all threads busy, cut those with many keys into their segments.
-    fn split_long(&mut self, args: &AttentionArgs) {
-        let count = self.items.len();
-        if args.num_threads == 1 || count >= ITEMS_PER_THREAD * args.num_threads {
-            return;
-        }
-        for index in 0..count {
-            let item = self.items[index];
-            let num_parts = segments(item.low, item.high).count();
-            if num_parts < 2 {
-                continue;
-            }
-            let split = self.splits.len();
-            self.splits.push(Split {
-                partial: self.partials,
-                num_parts,
-            });
-            for positions in segments(item.low, item.high) {
-                let part = Item {
-                    low: positions.start,
-                    high: positions.end,
-                    split: Some(split),
-                    partial: self.partials,
-                    ..item
-                };
-                self.partials += item.partial_len(args.head_dim);
-                if positions.start == item.low {
-                    self.items[index] = part;
-                } else {
-                    self.items.push(part);
-                }
-            }
-        }
     }
 }
 
@@ -270,7 +231,7 @@ unsafe fn read_row(
 }
 
 /// The first position that a query at `position` sees.
-fn first_visible(position: usize, window: usize) -> usize {
+pub fn first_visible(position: usize, window: usize) -> usize {
     if window == 0 {
         0
     } else {

@@ -25,7 +25,7 @@ struct Work {
     /// `[CHUNK, stride]`, scores and then weights.
     score: *mut f32,
     /// `[6, stride]`: greatest score and sum of weights of the segment, what older output is multiplied by, position
-    /// relative to the row's; greatest score and sum of the segments before.
+    /// relative to the first pair's; greatest score and sum of the segments before.
     state: *mut f32,
     /// `[dim, stride]`, of the segments before.
     total: *mut f32,
@@ -97,13 +97,14 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
     };
     let copies = if E::IS_F32 { 0 } else { CHUNK * dim };
     let copy = (scratch.key.take(copies), scratch.value.take(copies));
-    let line = scratch.line.take(dim);
+    let line = scratch.line.take(dim * S::LANES);
+    let is_part = call.is_part(item);
     let (mut keys, mut values) = ([NO_KEY; CHUNK], [std::ptr::null::<f32>(); CHUNK]);
     // SAFETY: buffers are as large as their indices; the call's addresses are checked by the plan.
     unsafe {
         load_queries::<S>(call, item, &work);
         for positions in segments(item.low, item.high) {
-            let is_first = positions.start == item.low;
+            let start = positions.start;
             reset::<S>(&work);
             for chunk in chunks(positions) {
                 let skipped = chunk.start % CHUNK;
@@ -121,14 +122,63 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
                 softmax::<S>(&work, call, count, &hidden);
                 weigh::<S>(&work, &values[..count]);
             }
-            absorb::<S>(&work, is_first);
-        }
-        for i in 0..pairs {
-            for d in 0..dim {
-                line.add(d).write(*work.total.add(d * stride + i));
+            if is_part {
+                give::<S>(call, item, &work, Some(start), line);
+            } else {
+                absorb::<S>(&work, start == item.low);
             }
-            let (greatest, sum) = (*work.total_greatest(i), *work.total_sum(i));
-            call.finish::<S>(item, item.first + i, line, greatest, sum);
+        }
+        if !is_part {
+            give::<S>(call, item, &work, None, line);
+        }
+    }
+}
+
+/// Hand over the results of the segment that begins at `segment`, or of all.
+///
+/// # Safety
+/// As `run`; `line` has room for LANES rows of `dim` floats.
+#[inline(always)]
+unsafe fn give<S: Simd>(
+    call: &Call<'_>,
+    item: &Item,
+    work: &Work,
+    segment: Option<usize>,
+    line: *mut f32,
+) {
+    let (dim, pairs) = (work.dim, item.num_pairs());
+    let whole = dim - dim % S::LANES;
+    let out = if segment.is_some() {
+        work.out
+    } else {
+        work.total
+    };
+    // SAFETY: i < pairs <= stride, which LANES divides; d < dim.
+    unsafe {
+        for first in (0..pairs).step_by(S::LANES) {
+            for d in (0..whole).step_by(S::LANES) {
+                let mut square = [S::splat(0.0); GROUP];
+                for i in 0..S::LANES {
+                    square[i] = S::load(out.add((d + i) * work.stride + first));
+                }
+                let square = S::transpose(square);
+                for i in 0..S::LANES {
+                    S::store(line.add(i * dim + d), square[i]);
+                }
+            }
+            for i in first..pairs.min(first + S::LANES) {
+                let row = line.add((i - first) * dim);
+                for d in whole..dim {
+                    row.add(d).write(*out.add(d * work.stride + i));
+                }
+                let pair = item.first + i;
+                if let Some(position) = segment {
+                    let seen = (*work.greatest(i), *work.sum(i));
+                    call.keep(item, pair, position, row, seen);
+                } else {
+                    call.store::<S>(item, pair, row, 1.0 / *work.total_sum(i));
+                }
+            }
         }
     }
 }
@@ -140,6 +190,7 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
 #[inline(always)]
 unsafe fn load_queries<S: Simd>(call: &Call<'_>, item: &Item, work: &Work) {
     let (pairs, whole) = (item.num_pairs(), work.dim - work.dim % S::LANES);
+    let oldest = call.query(item.first).position as i64;
     // SAFETY: i < stride, which LANES divides; d < dim.
     unsafe {
         for first in (0..work.stride).step_by(S::LANES) {
@@ -165,7 +216,8 @@ unsafe fn load_queries<S: Simd>(call: &Call<'_>, item: &Item, work: &Work) {
                     };
                     target(d).add(i - first).write(q);
                 }
-                work.place(i).write((pair / call.group) as f32);
+                work.place(i)
+                    .write((call.query(pair).position as i64 - oldest) as f32);
             }
         }
     }
@@ -364,7 +416,7 @@ unsafe fn dots<S: Simd, E: Element, const W: usize>(
 /// Which scores of a chunk some query may not see.
 struct Hidden {
     any: bool,
-    /// Position of the chunk's first place, relative to the row's first query.
+    /// Position of the chunk's first place, relative to the item's first query.
     first: f32,
     /// `window`, or infinity.
     window: f32,
@@ -373,15 +425,15 @@ struct Hidden {
 impl Hidden {
     #[inline(always)]
     fn find(call: &Call<'_>, item: &Item, low: usize, count: usize, skipped: usize) -> Hidden {
-        let row = call.row(item);
+        // Pairs of several rows see all keys of their item.
         let (oldest, newest) = (
-            row.position + item.first / call.group,
-            row.position + (item.last - 1) / call.group,
+            call.query(item.first).position,
+            call.query(item.last - 1).position,
         );
         let window = call.args.window;
         Hidden {
             any: skipped > 0 || low + count - 1 > oldest || (window > 0 && newest >= low + window),
-            first: (low as i64 - row.position as i64) as f32,
+            first: (low as i64 - oldest as i64) as f32,
             window: if window > 0 {
                 window as f32
             } else {

@@ -9,6 +9,9 @@ use octavo_cpu::{CacheDtype, Dtype, Isa, KernelError};
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub rows: Vec<(usize, usize)>,
+    /// Of each row but the first, how many positions' keys it has from the row before, at most: of whole blocks before both
+    /// rows' queries.
+    pub shared: Vec<usize>,
     pub kv_heads: usize,
     pub group: usize,
     pub dim: usize,
@@ -189,8 +192,20 @@ impl Case {
             } else {
                 0
             };
+            let shared = match row.checked_sub(1) {
+                Some(before) => {
+                    let (others, end) = shape.rows[before];
+                    let most = shape.shared.get(before).copied().unwrap_or(0);
+                    most.min(length - queries).min(end - others) / size
+                }
+                None => 0,
+            };
             for index in 0..length.div_ceil(size) {
-                let block = free.swap_remove(random.next() as usize % free.len());
+                let mut block = free.swap_remove(random.next() as usize % free.len());
+                let before = (index < shared).then(|| table[(slot + 1) * width + index]);
+                if let Some(before) = before.filter(|&before| before >= 0) {
+                    free.push(std::mem::replace(&mut block, before));
+                }
                 if (index + 1) * size > oldest {
                     table[slot * width + index] = block;
                 }
