@@ -258,7 +258,8 @@ class EmbeddedDecoder:
     def admit(self, row: NewRow, sampling: object) -> None:
         """`sampling` has the attributes of octavo.worker.embedded.RowSampling."""
     def forward(self, plan: StepPlan) -> None:
-        """Run a step's tokens through the layers. RuntimeError when the arena breaks the contract."""
+        """Run a step's tokens through the layers, the last one for those that are sampled or scored behind. RuntimeError
+        when the arena breaks the contract."""
     def forward_lists(
         self,
         *,
@@ -270,13 +271,13 @@ class EmbeddedDecoder:
         block_updates: Sequence[int],
         num_drafted: Sequence[int] | None = None,
     ) -> None:
-        """The same for a step given as lists, without arenas: for tests and comparisons."""
+        """The same for all tokens of a step given as lists, without arenas: for tests and comparisons."""
     def sample(self, plan: StepPlan) -> None:
         """Choose the tokens of the sampled rows, as far as drafts are right, into the step's output arena."""
     def score(self, start: int, targets: bytes, num_top: int) -> tuple[bytes, bytes, bytes]:
         """Logprobs of int32 targets behind the last step's tokens from `start` on: ids and values [t, 1 + top], ranks."""
     def logits(self) -> bytes:
-        """float32 [t, vocab_size] of the last step's tokens: for tests and comparisons."""
+        """float32 [t, vocab_size] of the last step's tokens that passed the last layer: for tests and comparisons."""
 
 # --- frames (rust/core/src/frames.rs) ------------------------------------------------------------------------------
 # Every frame is u32 little-endian length, then the body; the functions below return and take bodies.

@@ -1,7 +1,7 @@
 """Numbers of the embedded runner do not depend on what is computed together.
 
 A request gets the same bits alone and in a batch, its prompt whole and in chunks, with drafts and without, on one
-thread and on several.
+thread and on several, beside requests that begin alike, with its prompt's log probabilities and without.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "runner": "embedded",
     "block_size": 4,
-    "num_gpu_blocks_override": 400,
+    "num_gpu_blocks_override": 600,
     "max_num_seqs": 12,
     "max_model_len": 400,
     "enable_prefix_caching": False,
@@ -97,3 +97,29 @@ def test_a_request_gets_the_same_bits(wide_folder: Path, name: str) -> None:
     for other, options in OTHERS.items():
         found = numbers(wide_folder, {**FORMATS[name], **options}, [prompts()])
         assert found == expected, other
+
+
+def alike() -> list[list[int]]:
+    """Prompts that share more keys than a segment of attention, and some of them another one's end besides."""
+    generator = np.random.default_rng(9)
+    first, second, *ends = [[int(token) for token in generator.integers(3, 131, size=n)] for n in (270, 60, 3, 9, 30)]
+    return [[*first, *end] for end in ends] + [[*first, *second, *end] for end in ends]
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "int8"])
+def test_requests_that_begin_alike_get_the_same_bits(wide_folder: Path, name: str) -> None:
+    expected = numbers(wide_folder, {**FORMATS[name], **ALONE}, [[prompt] for prompt in alike()])
+    count = len(alike())
+    options = {**FORMATS[name], "cpu_threads": 2, "speculative_config": "off", "enable_prefix_caching": True}
+    found = numbers(wide_folder, options, [alike(), alike()])
+    assert found == [*expected[:count], *expected[:count], *expected[count:], *expected[count:]]
+
+
+def test_asking_for_the_prompts_logprobs_changes_nothing(wide_folder: Path) -> None:
+    """All of the prompt's tokens pass the last layer then, else those that are sampled behind."""
+    answers = []
+    with LLM(str(wide_folder), **OPTIONS, dtype="float32") as llm:
+        for wanted in (None, 0):
+            params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1, prompt_logprobs=wanted)
+            answers.append([result.outputs[0].logprobs for result in llm.generate(prompts(), params)])
+    assert answers[0] == answers[1]

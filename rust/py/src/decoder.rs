@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::buffers::{ByteBuffer, IntBuffer};
-use crate::plan::{ArenaLayout, NewRow, OutputLayout, StepPlan};
+use crate::plan::{ArenaLayout, NewRow, OutputLayout, PromptLogprobRow, StepPlan};
 
 fn to_py(error: DecoderError) -> PyErr {
     match error {
@@ -307,13 +307,19 @@ impl EmbeddedDecoder {
             token_id: part(layout.token_id, plan.num_tokens)?,
             position: part(layout.position, plan.num_tokens)?,
             num_drafted: part(layout.num_drafted, plan.num_rows)?,
+            num_needed: &[],
             block_updates: part(layout.block_update, 3 * plan.num_block_updates)?,
             block_copies: part(layout.block_copy, 2 * plan.num_block_copies)?,
+        };
+        let needed = num_needed(py, plan, &view)?;
+        let view = StepView {
+            num_needed: &needed,
+            ..view
         };
         py.detach(|| decoder.forward(&view)).map_err(to_py)
     }
 
-    /// Run a step given as lists, without arenas.
+    /// Run a step given as lists, without arenas; all tokens are needed.
     #[pyo3(signature = (*, row_slot, query_start, kv_len, token_id, position, block_updates, num_drafted=None))]
     fn forward_lists(
         &mut self,
@@ -327,6 +333,10 @@ impl EmbeddedDecoder {
         num_drafted: Option<Vec<i32>>,
     ) -> PyResult<()> {
         let num_drafted = num_drafted.unwrap_or_else(|| vec![0; row_slot.len()]);
+        let num_needed: Vec<i32> = query_start
+            .windows(2)
+            .map(|pair| pair[1].saturating_sub(pair[0]))
+            .collect();
         let decoder = self.built()?;
         let view = StepView {
             row_slot: &row_slot,
@@ -335,6 +345,7 @@ impl EmbeddedDecoder {
             token_id: &token_id,
             position: &position,
             num_drafted: &num_drafted,
+            num_needed: &num_needed,
             block_updates: &block_updates,
             block_copies: &[],
         };
@@ -397,7 +408,7 @@ impl EmbeddedDecoder {
         ))
     }
 
-    /// Logits of the last step's tokens as bytes of float32: for tests and comparisons.
+    /// Logits of the last step's needed tokens as bytes of float32: for tests and comparisons.
     fn logits<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let decoder = self.built()?;
         let logits = py.detach(|| decoder.logits());
@@ -410,6 +421,23 @@ fn arena(arenas: &[IntBuffer], index: u32) -> PyResult<&IntBuffer> {
     arenas
         .get(index as usize)
         .ok_or_else(|| PyRuntimeError::new_err("no such arena"))
+}
+
+/// How many of each row's last tokens are sampled behind, or all where the prompt's logprobs are wanted.
+fn num_needed(py: Python<'_>, plan: &StepPlan, view: &StepView<'_>) -> PyResult<Vec<i32>> {
+    let is_sampled = |row: usize| row < plan.num_sampled as usize;
+    let drafted = view.num_drafted.iter().enumerate();
+    let mut needed: Vec<i32> = drafted
+        .map(|(row, drafted)| if is_sampled(row) { 1 + drafted } else { 0 })
+        .collect();
+    for scored in plan.prompt_logprob_rows.bind(py) {
+        let row = scored.cast::<PromptLogprobRow>()?.get().row as usize;
+        let bounds = view.query_start.get(row..row + 2);
+        if let (Some(place), Some(bounds)) = (needed.get_mut(row), bounds) {
+            *place = bounds[1] - bounds[0];
+        }
+    }
+    Ok(needed)
 }
 
 fn part(ints: &[i32], start: u32, len: u32) -> PyResult<&[i32]> {

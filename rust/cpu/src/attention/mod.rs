@@ -9,6 +9,7 @@ mod call;
 mod items;
 mod narrow;
 mod plan;
+mod products;
 mod segment;
 mod wide;
 
@@ -45,7 +46,7 @@ unsafe fn run<S: Simd, E: Element>(
         if item.num_pairs() <= narrow::MAX_PAIRS && call.args.head_dim.is_multiple_of(S::LANES) {
             narrow::run::<S, E>(call, item, next, scratch);
         } else {
-            wide::run::<S, E>(call, item, scratch);
+            wide::run::<S, E>(call, item, next, scratch);
         }
         call.merge::<S>(item, &mut scratch.line);
     }

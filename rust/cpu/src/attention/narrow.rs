@@ -13,6 +13,8 @@ use crate::simd::{GROUP, Simd, prefetch};
 
 /// Pairs that fit in registers; with more, lanes of queries (wide.rs) do better.
 pub const MAX_PAIRS: usize = 8;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// One item's working set. Pairs are counted from the item's first.
 struct Work<'a, E> {
@@ -195,18 +197,21 @@ unsafe fn scores<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>) {
     unsafe {
         for j in (0..=last).step_by(S::LANES) {
             let mut keys = [std::ptr::null::<E>(); GROUP];
+            let mut next = keys;
             for lane in 0..S::LANES {
                 keys[lane] = work.keys[(j + lane).clamp(first, last)];
-                if let Some(&next) = work.next.get(j + lane) {
-                    prefetch(next, E::row_len(work.dim));
-                    prefetch(next.wrapping_add(work.value_offset), E::row_len(work.dim));
-                }
+                next[lane] = *work.next.get(j + lane).unwrap_or(&keys[lane]);
             }
             let mut acc = [S::splat(0.0); M];
             for d in (0..work.dim).step_by(S::LANES) {
                 let mut square = [S::splat(0.0); GROUP];
+                // A few at a time, so that memory is busy all the while.
+                let is_line = (d * size_of::<E>()).is_multiple_of(LINE);
                 for lane in 0..S::LANES {
                     square[lane] = E::load::<S>(keys[lane].add(d));
+                    if is_line {
+                        prefetch(next[lane].wrapping_add(d), 1);
+                    }
                 }
                 let square = S::transpose(square);
                 for i in 0..S::LANES {
@@ -314,6 +319,10 @@ unsafe fn values<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>, rescal
     // SAFETY: as in `scores`; values lie value_offset behind their keys.
     unsafe {
         let mut d = 0;
+        while const { M <= S::TILE } && d + 4 * S::LANES <= work.dim {
+            values_at::<S, E, M, 4>(work, d, &rescale);
+            d += 4 * S::LANES;
+        }
         while d + 2 * S::LANES <= work.dim {
             values_at::<S, E, M, 2>(work, d, &rescale);
             d += 2 * S::LANES;
@@ -345,6 +354,8 @@ unsafe fn values_at<S: Simd, E: Element, const M: usize, const N: usize>(
         }
         for (j, &key) in work.keys.iter().enumerate().skip(work.skipped) {
             let value = key.add(work.value_offset);
+            let next = work.next.get(j).unwrap_or(&key);
+            prefetch(next.wrapping_add(work.value_offset + d), N * S::LANES);
             let mut v = [S::splat(0.0); N];
             for n in 0..N {
                 v[n] = E::load::<S>(value.add(d + n * S::LANES));

@@ -8,82 +8,23 @@ use std::ops::Range;
 
 use super::call::Call;
 use super::plan::Item;
+use super::products::{Coming, Key, NO_KEY, Work, scores, weigh};
 use super::segment::{self, Seen, chunks, segments};
 use crate::element::Element;
 use crate::scratch::{CHUNK, Scratch};
 use crate::simd::{GROUP, Simd};
-
-/// Keys (or dimensions) that the product kernels handle at once.
-const STEP: usize = 4;
-
-/// One item's working set.
-struct Work {
-    /// `[dim, stride]`, scaled.
-    query: *mut f32,
-    /// `[dim, stride]`.
-    out: *mut f32,
-    /// `[CHUNK, stride]`, scores and then weights.
-    score: *mut f32,
-    /// `[6, stride]`: greatest score and sum of weights of the segment, what older output is multiplied by, position
-    /// relative to the first pair's; greatest score and sum of the segments before.
-    state: *mut f32,
-    /// `[dim, stride]`, of the segments before.
-    total: *mut f32,
-    /// Pairs, padded.
-    stride: usize,
-    dim: usize,
-}
-
-impl Work {
-    unsafe fn greatest(&self, i: usize) -> *mut f32 {
-        // SAFETY: i < stride.
-        unsafe { self.state.add(i) }
-    }
-
-    unsafe fn sum(&self, i: usize) -> *mut f32 {
-        // SAFETY: i < stride.
-        unsafe { self.state.add(self.stride + i) }
-    }
-
-    unsafe fn rescale(&self, i: usize) -> *mut f32 {
-        // SAFETY: i < stride.
-        unsafe { self.state.add(2 * self.stride + i) }
-    }
-
-    unsafe fn place(&self, i: usize) -> *mut f32 {
-        // SAFETY: i < stride.
-        unsafe { self.state.add(3 * self.stride + i) }
-    }
-
-    unsafe fn total_greatest(&self, i: usize) -> *mut f32 {
-        // SAFETY: i < stride.
-        unsafe { self.state.add(4 * self.stride + i) }
-    }
-
-    unsafe fn total_sum(&self, i: usize) -> *mut f32 {
-        // SAFETY: i < stride.
-        unsafe { self.state.add(5 * self.stride + i) }
-    }
-}
-
-/// A key as f32, and what its scores are multiplied by.
-#[derive(Clone, Copy)]
-struct Key {
-    numbers: *const f32,
-    scale: f32,
-}
-
-const NO_KEY: Key = Key {
-    numbers: std::ptr::null(),
-    scale: 1.0,
-};
 
 /// Attention of one item.
 ///
 /// # Safety
 /// `E` is the call's dtype, the machine has `S`'s instructions, the item is of the plan.
 #[inline(always)]
-pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+pub unsafe fn run<S: Simd, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    next: Option<&Item>,
+    scratch: &mut Scratch,
+) {
     let (dim, pairs) = (call.args.head_dim, item.num_pairs());
     let stride = pairs.next_multiple_of(S::LANES);
     let work = Work {
@@ -99,6 +40,7 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
     let copy = (scratch.key.take(copies), scratch.value.take(copies));
     let line = scratch.line.take(dim * S::LANES);
     let is_part = call.is_part(item);
+    let mut stored = [std::ptr::null::<E>(); CHUNK];
     let (mut keys, mut values) = ([NO_KEY; CHUNK], [std::ptr::null::<f32>(); CHUNK]);
     // SAFETY: buffers are as large as their indices; the call's addresses are checked by the plan.
     unsafe {
@@ -109,6 +51,7 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
             for chunk in chunks(positions) {
                 let skipped = chunk.start % CHUNK;
                 let (low, count) = (chunk.start - skipped, chunk.len() + skipped);
+                let end = chunk.end;
                 load_chunk::<S, E>(
                     call,
                     item,
@@ -117,7 +60,11 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
                     &mut values[..count],
                     copy,
                 );
-                scores::<S, E>(&work, &mut keys, count);
+                let coming = Coming {
+                    keys: coming_keys(call, item, next, end, &mut stored),
+                    value_offset: call.value_offset::<E>(),
+                };
+                scores::<S, E>(&work, &mut keys, count, &coming);
                 let hidden = Hidden::find(call, item, low, count, skipped);
                 softmax::<S>(&work, call, count, &hidden);
                 weigh::<S>(&work, &values[..count]);
@@ -132,6 +79,28 @@ pub unsafe fn run<S: Simd, E: Element>(call: &Call<'_>, item: &Item, scratch: &m
             give::<S>(call, item, &work, None, line);
         }
     }
+}
+
+/// Keys that are read behind position `end`: of the next chunk, or of the next item's first.
+///
+/// # Safety
+/// As `run`.
+#[inline(always)]
+unsafe fn coming_keys<'a, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    next: Option<&Item>,
+    end: usize,
+    keys: &'a mut [*const E; CHUNK],
+) -> &'a [*const E] {
+    let (item, low) = match next {
+        Some(next) if end == item.high => (next, next.low),
+        _ => (item, end),
+    };
+    let keys = &mut keys[..CHUNK.min(item.high - low)];
+    // SAFETY: the positions are the item's.
+    unsafe { call.keys(item, low, keys) };
+    keys
 }
 
 /// Hand over the results of the segment that begins at `segment`, or of all.
@@ -344,75 +313,6 @@ unsafe fn widen<S: Simd, E: Element>(
     target
 }
 
-/// score[j, i] = key j . query i.
-///
-/// # Safety
-/// As `run`; the first `count` keys are set (this sets the rest of the last step to repeats).
-#[inline(always)]
-unsafe fn scores<S: Simd, E: Element>(work: &Work, keys: &mut [Key; CHUNK], count: usize) {
-    let padded = count.next_multiple_of(STEP);
-    for j in count..padded {
-        keys[j] = keys[count - 1];
-    }
-    // SAFETY: padded <= CHUNK because STEP divides it.
-    unsafe {
-        for j in (0..padded).step_by(STEP) {
-            let rows: [Key; STEP] = std::array::from_fn(|n| keys[j + n]);
-            let target = work.score.add(j * work.stride);
-            let mut i = 0;
-            while i < work.stride {
-                i += match (work.stride - i) / S::LANES {
-                    left if left >= S::TILE && S::TILE == 4 => {
-                        dots::<S, E, 4>(work, &rows, target, i)
-                    }
-                    3 if S::TILE == 4 => dots::<S, E, 3>(work, &rows, target, i),
-                    left if left >= 2 && S::TILE >= 2 => dots::<S, E, 2>(work, &rows, target, i),
-                    _ => dots::<S, E, 1>(work, &rows, target, i),
-                };
-            }
-        }
-    }
-}
-
-/// STEP keys against W vectors of queries from lane i; the lanes done.
-///
-/// # Safety
-/// As `scores`.
-#[inline(always)]
-unsafe fn dots<S: Simd, E: Element, const W: usize>(
-    work: &Work,
-    keys: &[Key; STEP],
-    target: *mut f32,
-    i: usize,
-) -> usize {
-    // SAFETY: i + W * LANES <= stride, keys are valid for dim floats.
-    unsafe {
-        let mut acc = [[S::splat(0.0); W]; STEP];
-        for d in 0..work.dim {
-            let line = work.query.add(d * work.stride + i);
-            let mut q = [S::splat(0.0); W];
-            for (w, q) in q.iter_mut().enumerate() {
-                *q = S::load(line.add(w * S::LANES));
-            }
-            for n in 0..STEP {
-                let k = S::splat(*keys[n].numbers.add(d));
-                for w in 0..W {
-                    acc[n][w] = S::fma(k, q[w], acc[n][w]);
-                }
-            }
-        }
-        for n in 0..STEP {
-            for w in 0..W {
-                if E::IS_SCALED {
-                    acc[n][w] = S::mul(acc[n][w], S::splat(keys[n].scale));
-                }
-                S::store(target.add(n * work.stride + i + w * S::LANES), acc[n][w]);
-            }
-        }
-    }
-    W * S::LANES
-}
-
 /// Which scores of a chunk some query may not see.
 struct Hidden {
     any: bool,
@@ -507,87 +407,4 @@ unsafe fn weights<S: Simd>(score: *mut f32, stride: usize, count: usize, top: S:
         }
         sums[0]
     }
-}
-
-/// out[d, i] = out[d, i] * rescale[i] + sum over j of value j [d] * weight[j, i].
-///
-/// # Safety
-/// As `run`.
-#[inline(always)]
-unsafe fn weigh<S: Simd>(work: &Work, values: &[*const f32]) {
-    let mut d = 0;
-    // SAFETY: d + N <= dim.
-    unsafe {
-        while d + STEP <= work.dim {
-            weigh_at::<S, STEP>(work, values, d);
-            d += STEP;
-        }
-        while d < work.dim {
-            weigh_at::<S, 1>(work, values, d);
-            d += 1;
-        }
-    }
-}
-
-/// # Safety
-/// As `weigh`; d + N <= dim.
-#[inline(always)]
-unsafe fn weigh_at<S: Simd, const N: usize>(work: &Work, values: &[*const f32], d: usize) {
-    let mut i = 0;
-    // SAFETY: the caller's.
-    unsafe {
-        while i < work.stride {
-            i += match (work.stride - i) / S::LANES {
-                left if left >= S::TILE && S::TILE == 4 => sums::<S, N, 4>(work, values, d, i),
-                3 if S::TILE == 4 => sums::<S, N, 3>(work, values, d, i),
-                left if left >= 2 && S::TILE >= 2 => sums::<S, N, 2>(work, values, d, i),
-                _ => sums::<S, N, 1>(work, values, d, i),
-            };
-        }
-    }
-}
-
-/// N dimensions from d of W vectors of pairs from lane i; the lanes done.
-///
-/// # Safety
-/// As `weigh`.
-#[inline(always)]
-unsafe fn sums<S: Simd, const N: usize, const W: usize>(
-    work: &Work,
-    values: &[*const f32],
-    d: usize,
-    i: usize,
-) -> usize {
-    // SAFETY: i + W * LANES <= stride, d + N <= dim, values are valid for dim floats.
-    unsafe {
-        let mut acc = [[S::splat(0.0); W]; N];
-        for n in 0..N {
-            for w in 0..W {
-                let old = S::load(work.out.add((d + n) * work.stride + i + w * S::LANES));
-                acc[n][w] = S::mul(old, S::load(work.rescale(i + w * S::LANES)));
-            }
-        }
-        for (j, &value) in values.iter().enumerate() {
-            let line = work.score.add(j * work.stride + i);
-            let mut p = [S::splat(0.0); W];
-            for (w, p) in p.iter_mut().enumerate() {
-                *p = S::load(line.add(w * S::LANES));
-            }
-            for n in 0..N {
-                let v = S::splat(*value.add(d + n));
-                for w in 0..W {
-                    acc[n][w] = S::fma(v, p[w], acc[n][w]);
-                }
-            }
-        }
-        for n in 0..N {
-            for w in 0..W {
-                S::store(
-                    work.out.add((d + n) * work.stride + i + w * S::LANES),
-                    acc[n][w],
-                );
-            }
-        }
-    }
-    W * S::LANES
 }

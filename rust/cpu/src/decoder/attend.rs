@@ -1,6 +1,6 @@
 //! Attention of a step's layers over the paged cache: where keys and values are written, and the kernels' arguments.
 
-use super::batch::{Slots, StepView};
+use super::batch::{Batch, Slots, StepView};
 use super::cache::CacheShape;
 use super::description::{Description, LayerKind};
 use super::error::DecoderError;
@@ -17,8 +17,11 @@ pub struct Attend {
     /// Windows that layers have, and their cache groups; and which of these pairs each layer has.
     windows: Vec<(usize, usize)>,
     kinds: Vec<usize>,
-    /// Of each pair; pointers to q, cache and out are filled in by the layer.
+    /// Of each pair, then of the last layer if it computes fewer tokens; pointers to q, cache and out are filled in by the
+    /// layer.
     args: Vec<AttentionArgs>,
+    /// Which of the pairs the last layer has.
+    last_kind: usize,
 }
 
 // SAFETY: the pointers in `args` are used in the step that set them alone, while what they point to is borrowed.
@@ -33,21 +36,23 @@ impl Attend {
         windows.sort_unstable();
         windows.dedup();
         let kind = |layer| windows.iter().position(|&w| w == pair(layer)).unwrap_or(0);
+        let kinds: Vec<usize> = description.layers.iter().map(kind).collect();
         Self {
             kernels: StepAttention::default(),
             narrow: narrowing(dtype, Isa::best()),
-            kinds: description.layers.iter().map(kind).collect(),
+            last_kind: kinds.last().copied().unwrap_or(0),
+            kinds,
             windows,
             args: Vec::new(),
         }
     }
 
-    /// Check a step, which `Batch` has checked, for the kernels. `q` and `out` are `[tokens, heads, head_dim]`.
+    /// Check a step, which `batch` has checked, for the kernels. `q` and `out` are `[tokens, heads, head_dim]`.
     pub fn prepare(
         &mut self,
         description: &Description,
         shape: &CacheShape,
-        step: &StepView<'_>,
+        (step, batch): (&StepView<'_>, &Batch),
         slots: &Slots,
         num_threads: usize,
         (q, cache, out): (*const f32, *const u64, *mut f32),
@@ -79,6 +84,19 @@ impl Attend {
         };
         self.args.clear();
         self.args.extend(self.windows.iter().map(args));
+        let Some(last) = self.kinds.last_mut() else {
+            return Ok(());
+        };
+        let own = self.args[self.last_kind];
+        *last = self.last_kind;
+        if batch.kept.len() < batch.tokens.len() {
+            *last = self.args.len();
+            self.args.push(AttentionArgs {
+                query_start: batch.kept_start.as_ptr(),
+                num_tokens: batch.kept.len(),
+                ..own
+            });
+        }
         // SAFETY: the slices are as long as the sizes say: `Batch` checked them.
         unsafe { self.kernels.prepare(&self.args, &self.kinds)? };
         Ok(())

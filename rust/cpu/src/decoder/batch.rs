@@ -19,6 +19,9 @@ pub struct StepView<'a> {
     pub position: &'a [i32],
     /// How many of each row's last tokens are drafted.
     pub num_drafted: &'a [i32],
+    /// How many of each row's last tokens are sampled, or scored, behind: of others the last layer gives keys and values
+    /// alone.
+    pub num_needed: &'a [i32],
     /// (row of all groups' tables, index, block) each.
     pub block_updates: &'a [i32],
     /// (source, destination) each.
@@ -47,6 +50,9 @@ pub struct Row {
     pub kv_len: usize,
     /// Of its last tokens.
     pub num_drafted: usize,
+    pub num_needed: usize,
+    /// The first of those that are needed, among all that the step keeps.
+    pub first_kept: usize,
 }
 
 impl Row {
@@ -54,6 +60,14 @@ impl Row {
     pub fn sampled(&self) -> Range<usize> {
         let end = self.start + self.num_tokens;
         end - 1 - self.num_drafted..end
+    }
+
+    /// Where `tokens` of the step are among those that it keeps, if they all are.
+    pub fn kept(&self, tokens: &Range<usize>) -> Option<Range<usize>> {
+        let end = self.start + self.num_tokens;
+        let first = end - self.num_needed;
+        let place = |token: usize| token - first + self.first_kept;
+        (first <= tokens.start && tokens.end <= end).then(|| place(tokens.start)..place(tokens.end))
     }
 }
 
@@ -120,6 +134,10 @@ impl Slots {
 pub struct Batch {
     pub rows: Vec<Row>,
     pub tokens: Vec<Token>,
+    /// Tokens that are sampled or scored behind.
+    pub kept: Vec<usize>,
+    /// Of each row, its first token of these, and one more.
+    pub kept_start: Vec<i32>,
     /// Of each token in each cache group, `[tokens, num_groups]`.
     places: Vec<usize>,
     num_groups: usize,
@@ -136,6 +154,7 @@ impl Batch {
         if step.query_start.len() != num_rows + 1
             || step.kv_len.len() != num_rows
             || step.num_drafted.len() != num_rows
+            || step.num_needed.len() != num_rows
             || step.position.len() != num_tokens
             || num_tokens > limits.max_tokens
         {
@@ -145,6 +164,9 @@ impl Batch {
         }
         self.rows.clear();
         self.tokens.clear();
+        self.kept.clear();
+        self.kept_start.clear();
+        self.kept_start.push(0);
         self.places.clear();
         self.num_groups = limits.num_groups;
         self.seen.resize(limits.num_slots, 0);
@@ -164,6 +186,12 @@ impl Batch {
     /// block * `block_size` + offset of a token's key and value in a cache group.
     pub fn place(&self, group: usize, token: usize) -> usize {
         self.places[token * self.num_groups + group]
+    }
+
+    /// Where a token of the step, as a range, is among those that it keeps, if it is.
+    pub fn kept_token(&self, token: &Range<usize>) -> Option<Range<usize>> {
+        let next = self.rows.partition_point(|row| row.start <= token.start);
+        self.rows[next.checked_sub(1)?].kept(token)
     }
 
     fn add_row(
@@ -210,13 +238,18 @@ impl Batch {
             let places = (0..limits.num_groups).map(|group| slots.place(group, slot, position));
             self.places.extend(places);
         }
+        let num_needed = below(step.num_needed[row], end - start + 1, "needed of a row")?;
         self.rows.push(Row {
             slot,
             start,
             num_tokens: end - start,
             kv_len,
             num_drafted,
+            num_needed,
+            first_kept: self.kept.len(),
         });
+        self.kept.extend(end - num_needed..end);
+        self.kept_start.push(self.kept.len() as i32);
         Ok(())
     }
 }
@@ -250,6 +283,7 @@ mod tests {
         token_id: &[-1, 7, 8, 9],
         position: &[5, 0, 1, 2],
         num_drafted: &[0, 2],
+        num_needed: &[0, 3],
         block_updates: &[],
         block_copies: &[],
     };
@@ -270,6 +304,13 @@ mod tests {
         assert_eq!(tokens, [(6, 5), (7, 0), (8, 1), (9, 2)]);
         let places = |group| [0, 1, 2, 3].map(|token| batch.place(group, token));
         assert_eq!((places(0), places(1)), ([13, 4, 5, 6], [5, 8, 9, 10]));
+        assert_eq!(
+            (batch.kept.as_slice(), batch.kept_start.as_slice()),
+            (&[1, 2, 3][..], &[0, 0, 3][..])
+        );
+        assert_eq!(batch.rows[0].kept(&(0..1)), None);
+        assert_eq!(batch.rows[1].kept(&(2..4)), Some(1..3));
+        assert_eq!(batch.rows[1].kept(&(0..1)), None);
     }
 
     #[test]
@@ -341,6 +382,14 @@ mod tests {
             },
             StepView {
                 num_drafted: &[0],
+                ..STEP
+            },
+            StepView {
+                num_needed: &[0, 4],
+                ..STEP
+            },
+            StepView {
+                num_needed: &[0],
                 ..STEP
             },
         ];

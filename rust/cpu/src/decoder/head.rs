@@ -29,12 +29,12 @@ pub struct HeadCall<'a> {
     pub description: &'a Description,
     pub weights: &'a Weights,
     pub pool: &'a ThreadPool,
-    /// `[tokens, hidden_size]` behind the last layer.
+    /// `[tokens, hidden_size]` behind the last layer, of those that the step keeps.
     pub hidden: &'a [f32],
 }
 
 impl Head {
-    /// Call `visit(i, logits)` for each of `runs` of tokens, from any thread, once, with `[tokens, vocab_size]` logits;
+    /// Call `visit(i, logits)` for each of `runs` of kept tokens, from any thread, once, with `[tokens, vocab_size]` logits;
     /// they are clean (no NaN, no +inf) and may be used up.
     pub fn visit(
         &mut self,

@@ -203,7 +203,8 @@ impl Decoder {
         }
     }
 
-    /// Bring block tables and cache up to date, and run the step's tokens through the layers.
+    /// Bring block tables and cache up to date, and run the step's tokens through the layers: the last one as far as they
+    /// are needed.
     pub fn forward(&mut self, step: &StepView<'_>) -> Result<(), DecoderError> {
         self.slots.update(step.block_updates)?;
         self.cache.copy(step.block_copies)?;
@@ -221,7 +222,7 @@ impl Decoder {
         self.attend.prepare(
             &self.description,
             &self.cache.shape,
-            step,
+            (step, &self.batch),
             &self.slots,
             num_threads,
             pointers,
@@ -255,6 +256,10 @@ impl Decoder {
             return Err(DecoderError::Step("masks are too small".to_owned()));
         }
         let runs: Vec<Range<usize>> = rows.iter().map(Row::sampled).collect();
+        let kept = rows.iter().zip(&runs).map(|(row, run)| row.kept(run));
+        let kept: Option<Vec<_>> = kept.collect();
+        let kept =
+            kept.ok_or_else(|| DecoderError::Step("a sampled row was not needed".to_owned()))?;
         self.choices.clear();
         self.choices.resize_with(num_sampled, Vec::new);
         let (choices, sampling) = (
@@ -268,7 +273,7 @@ impl Decoder {
             hidden: &self.buffers.hidden,
         };
         let (vocab, batch) = (self.description.vocab_size, &self.batch);
-        self.head.visit(&call, &runs, &|index, logits| {
+        self.head.visit(&call, &kept, &|index, logits| {
             let row = &rows[index];
             // SAFETY: each row is visited once, and rows of one batch have different slots.
             let (chosen, slot) = unsafe {
@@ -314,7 +319,13 @@ impl Decoder {
                 targets.len()
             )));
         }
-        let runs = singles(start..start + targets.len());
+        let tokens = singles(start..start + targets.len());
+        let runs: Option<Vec<_>> = tokens
+            .iter()
+            .map(|token| self.batch.kept_token(token))
+            .collect();
+        let runs =
+            runs.ok_or_else(|| DecoderError::Step("a scored token was not needed".to_owned()))?;
         let mut scores = vec![Choice::default(); targets.len()];
         let shared = Shared::new(&mut scores);
         let call = HeadCall {
@@ -331,9 +342,9 @@ impl Decoder {
         Ok(scores)
     }
 
-    /// Logits of the last step's tokens, `[tokens, vocab_size]`: for tests and comparisons.
+    /// Logits of the last step's needed tokens, `[tokens, vocab_size]`: for tests and comparisons.
     pub fn logits(&mut self) -> Vec<f32> {
-        let (count, vocab) = (self.batch.tokens.len(), self.description.vocab_size);
+        let (count, vocab) = (self.batch.kept.len(), self.description.vocab_size);
         let runs = singles(0..count);
         let mut all = vec![0.0; count * vocab];
         let shared = Shared::new(&mut all);

@@ -46,11 +46,30 @@ impl<'a> Rows<'a> {
         unsafe { self.all.part_mut(row * self.width..(row + 1) * self.width) }
     }
 
+    /// The first `count` rows.
+    ///
     /// # Safety
-    /// Nobody writes to any row while the result lives.
-    unsafe fn all(&self) -> &'a [f32] {
+    /// Nobody writes to any of them while the result lives.
+    unsafe fn first(&self, count: usize) -> &'a [f32] {
         // SAFETY: the caller's.
-        unsafe { self.all.part(0..self.all.len()) }
+        unsafe { self.all.part(0..count * self.width) }
+    }
+
+    /// Move rows `from` (ascending) to the front, of this thread's columns.
+    ///
+    /// # Safety
+    /// Nobody else touches these columns meanwhile.
+    unsafe fn gather(&self, from: &[usize], columns: Range<usize>) {
+        for (to, &from) in from.iter().enumerate().filter(|&(to, &from)| to < from) {
+            let place =
+                |row: usize| row * self.width + columns.start..row * self.width + columns.end;
+            // SAFETY: the caller's; two rows.
+            unsafe {
+                self.all
+                    .part_mut(place(to))
+                    .copy_from_slice(self.all.part(place(from)));
+            };
+        }
     }
 }
 
@@ -142,11 +161,11 @@ impl<'a> Region<'a> {
         self.inputs.len() > 1
     }
 
-    fn rows(&self, team: &Team<'_>) -> Range<usize> {
+    fn rows(&self, team: &Team<'_>, count: usize) -> Range<usize> {
         if self.are_own() {
-            0..self.num_tokens()
+            0..count
         } else {
-            team.share(self.num_tokens(), 1)
+            team.share(count, 1)
         }
     }
 
@@ -163,11 +182,37 @@ impl<'a> Region<'a> {
         let kinds = &self.description.layers;
         let layers = &self.weights.layers;
         for (index, (layer, kind)) in layers.iter().zip(kinds).enumerate() {
-            self.attention(team, index, layer, *kind);
+            self.keys(team, index, layer, *kind);
             team.barrier();
-            self.mlp(team, layer, layers.get(index + 1).map(|next| &next.q));
+            let is_last = index + 1 == layers.len();
+            let count = if is_last {
+                self.keep(team)
+            } else {
+                self.num_tokens()
+            };
+            if count == 0 {
+                return;
+            }
+            self.attention(team, index, layer, count);
+            team.barrier();
+            let next = layers.get(index + 1).map(|next| &next.q);
+            self.mlp(team, layer, count, next);
             team.barrier();
         }
+    }
+
+    /// Have the queries and the residual stream of the tokens that are needed behind the last layer alone, in front; how many
+    /// they are.
+    fn keep(&self, team: &Team<'_>) -> usize {
+        let kept = self.batch.kept.as_slice();
+        if !kept.is_empty() && kept.len() < self.num_tokens() {
+            for rows in [self.q, self.hidden] {
+                // SAFETY: each thread has its columns, between barriers.
+                unsafe { rows.gather(kept, team.share(rows.width, 1)) };
+            }
+            team.barrier();
+        }
+        kept.len()
     }
 
     fn embed(&self, team: &Team<'_>) {
@@ -187,31 +232,29 @@ impl<'a> Region<'a> {
         }
     }
 
-    /// Norm, q k v, rotation, attention, output product.
-    fn attention(&self, team: &Team<'_>, index: usize, layer: &Layer, kind: LayerKind) {
-        let (cache, inputs) = (self.caches[index], self.inputs(team));
-        self.norm(team, &layer.input_norm);
+    /// Norm, q k v, rotation; keys and values into the cache.
+    fn keys(&self, team: &Team<'_>, index: usize, layer: &Layer, kind: LayerKind) {
+        let inputs = self.inputs(team);
+        let count = self.num_tokens();
+        self.norm(team, &layer.input_norm, count);
         self.meet(team);
         for (linear, to, next) in [
             (&layer.q, self.q, Some(&layer.k)),
             (&layer.k, self.k, Some(&layer.v)),
             (&layer.v, self.v, None),
         ] {
-            self.multiply(
-                team,
-                linear,
-                inputs.normed,
-                inputs.normed_quants,
-                to,
-                false,
-                next,
-            );
+            let from = (inputs.normed, inputs.normed_quants);
+            multiply(team, linear, count, from, to, false, next);
         }
         team.barrier();
-        for token in team.share(self.num_tokens(), 1) {
-            self.rotate_and_write(layer, kind, cache, token);
+        for token in team.share(count, 1) {
+            self.rotate_and_write(layer, kind, self.caches[index], token);
         }
-        team.barrier();
+    }
+
+    /// Attention and output product of the first `count` rows.
+    fn attention(&self, team: &Team<'_>, index: usize, layer: &Layer, count: usize) {
+        let (cache, inputs) = (self.caches[index], self.inputs(team));
         // SAFETY: the region's attention was prepared for these buffers; barriers are around it.
         unsafe { (self.attend).run(index, self.q.all, cache, self.attended.all) };
         team.barrier();
@@ -222,43 +265,28 @@ impl<'a> Region<'a> {
                 team.share(self.attended.width, crate::activations::BLOCK)
             };
             // SAFETY: nobody writes `attended` now, and each thread has its columns, or its quants.
-            unsafe { quants.fill_part(self.attended.all, 0..self.num_tokens(), columns) };
+            unsafe { quants.fill_part(self.attended.all, 0..count, columns) };
             self.meet(team);
         }
         let norm = layer.output_norms.as_ref().map(|(norm, _)| norm.as_slice());
-        let next = Some(&layer.gate);
-        self.add(
-            team,
-            &layer.o,
-            self.attended,
-            inputs.attended_quants,
-            norm,
-            next,
-        );
+        let from = (self.attended, inputs.attended_quants);
+        self.add(team, &layer.o, count, from, norm, Some(&layer.gate));
     }
 
-    /// Norm, gate and up, activation, down; `next` is multiplied then.
-    fn mlp(&self, team: &Team<'_>, layer: &Layer, next: Option<&Linear>) {
+    /// Norm, gate and up, activation, down, of the first `count` rows; `next` is multiplied then.
+    fn mlp(&self, team: &Team<'_>, layer: &Layer, count: usize, next: Option<&Linear>) {
         let inputs = self.inputs(team);
-        self.norm(team, &layer.mlp_norm);
+        self.norm(team, &layer.mlp_norm, count);
         self.meet(team);
         for (linear, to, next) in [
             (&layer.gate, self.gate, &layer.up),
             (&layer.up, self.up, &layer.down),
         ] {
-            self.multiply(
-                team,
-                linear,
-                inputs.normed,
-                inputs.normed_quants,
-                to,
-                false,
-                Some(next),
-            );
+            let from = (inputs.normed, inputs.normed_quants);
+            multiply(team, linear, count, from, to, false, Some(next));
         }
-        let (rows, columns) = layer.gate.matrix.part(team, self.num_tokens());
-        let is_same =
-            layer.up.matrix.part(team, self.num_tokens()) == (rows.clone(), columns.clone());
+        let (rows, columns) = layer.gate.matrix.part(team, count);
+        let is_same = layer.up.matrix.part(team, count) == (rows.clone(), columns.clone());
         debug_assert!(is_same, "gate and up have one shape");
         for row in rows.clone() {
             let place = |columns: &Range<usize>| {
@@ -279,12 +307,13 @@ impl<'a> Region<'a> {
         }
         team.barrier();
         let norm = layer.output_norms.as_ref().map(|(_, norm)| norm.as_slice());
-        self.add(team, &layer.down, self.gate, self.gate_quants, norm, next);
+        let from = (self.gate, self.gate_quants);
+        self.add(team, &layer.down, count, from, norm, next);
     }
 
-    /// The normalized residual stream, and its quants.
-    fn norm(&self, team: &Team<'_>, gain: &[f32]) {
-        let (inputs, rows) = (self.inputs(team), self.rows(team));
+    /// The normalized residual stream, and its quants, of the first `count` rows.
+    fn norm(&self, team: &Team<'_>, gain: &[f32], count: usize) {
+        let (inputs, rows) = (self.inputs(team), self.rows(team, count));
         for row in rows.clone() {
             // SAFETY: nobody writes `hidden` now, and each row of the inputs is normalized by one thread.
             unsafe {
@@ -298,53 +327,22 @@ impl<'a> Region<'a> {
         }
     }
 
-    fn multiply(
-        &self,
-        team: &Team<'_>,
-        linear: &Linear,
-        from: Rows<'_>,
-        quantized: Option<&Activations>,
-        to: Rows<'_>,
-        add: bool,
-        next: Option<&Linear>,
-    ) {
-        // SAFETY: nobody writes `from` between the barriers around a product.
-        let x = unsafe { from.all() };
-        let input = Input {
-            x,
-            rows: self.num_tokens(),
-            quantized,
-        };
-        let output = Output {
-            to: to.all,
-            stride: to.width,
-            column: 0,
-            bias: linear.bias.as_deref(),
-            add,
-        };
-        // SAFETY: threads write disjoint parts of `to`, and nobody reads it before the next barrier.
-        unsafe {
-            let next = next.map(|next| &next.matrix);
-            linear.matrix.multiply_before(team, &input, &output, next);
-        };
-    }
-
     /// Add a product to the residual stream, normalized first where there is a norm.
     fn add(
         &self,
         team: &Team<'_>,
         linear: &Linear,
-        from: Rows<'_>,
-        quantized: Option<&Activations>,
+        count: usize,
+        from: (Rows<'_>, Option<&Activations>),
         norm: Option<&[f32]>,
         next: Option<&Linear>,
     ) {
         let Some(gain) = norm else {
-            return self.multiply(team, linear, from, quantized, self.hidden, true, next);
+            return multiply(team, linear, count, from, self.hidden, true, next);
         };
-        self.multiply(team, linear, from, quantized, self.product, false, next);
+        multiply(team, linear, count, from, self.product, false, next);
         team.barrier();
-        for row in team.share(self.num_tokens(), 1) {
+        for row in team.share(count, 1) {
             // SAFETY: nobody writes `product` now, and each row is added by one thread.
             unsafe {
                 let (x, sum) = (self.product.row(row), self.hidden.row_mut(row));
@@ -379,4 +377,35 @@ impl<'a> Region<'a> {
                 .write(&self.shape, cache, place, k, self.v.row(token));
         }
     }
+}
+
+/// A product of the first `count` rows, and of the same quantized where the matrix reads these.
+fn multiply(
+    team: &Team<'_>,
+    linear: &Linear,
+    count: usize,
+    (from, quantized): (Rows<'_>, Option<&Activations>),
+    to: Rows<'_>,
+    add: bool,
+    next: Option<&Linear>,
+) {
+    // SAFETY: nobody writes `from` between the barriers around a product.
+    let x = unsafe { from.first(count) };
+    let input = Input {
+        x,
+        rows: count,
+        quantized,
+    };
+    let output = Output {
+        to: to.all,
+        stride: to.width,
+        column: 0,
+        bias: linear.bias.as_deref(),
+        add,
+    };
+    // SAFETY: threads write disjoint parts of `to`, and nobody reads it before the next barrier.
+    unsafe {
+        let next = next.map(|next| &next.matrix);
+        linear.matrix.multiply_before(team, &input, &output, next);
+    };
 }
