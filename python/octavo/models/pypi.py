@@ -15,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +37,8 @@ MODEL_FOLDER = "model"
 MODEL_FILES = (".json", ".safetensors", ".model", ".txt", ".jinja")
 """Endings of the files of a model folder that are of use; no code, no pickles."""
 
+PARTIAL = ".partial-"
+STALE_S = 7 * 86400.0
 CHUNK_BYTES = 1 << 20
 POLL_S = 0.1
 
@@ -69,10 +73,19 @@ def fetch(spec: str, progress: Progress) -> Path:
         return kept
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".partial-", dir=home) as work:
+        _sweep(home)
+        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=home) as work:
             return _fetch_into(home, package, match[2], Path(work), progress)
     except OSError as error:
         raise envs.cache_error(home, error) from error
+
+
+def _sweep(home: Path) -> None:
+    """Remove what fetches that were killed have left; no fetch takes so long."""
+    for folder in home.glob(f"{PARTIAL}*"):
+        with suppress(FileNotFoundError):  # a fetch beside this one has just ended
+            if time.time() - folder.stat().st_mtime > STALE_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kept(home: Path, package: str, version: str | None) -> Path | None:
