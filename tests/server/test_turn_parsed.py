@@ -126,6 +126,41 @@ async def test_a_thinking_budget(context: ServerContext, llm: FakeLLM) -> None:
     assert turn.usage()["completion_tokens_details"]["reasoning_tokens"] == 10
 
 
+def writes(llm: FakeLLM, text: str, num_tokens: int) -> list[Item]:
+    """The tokens of a text, so many a delta, each with its log probabilities."""
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(text, False)
+    items: list[Item] = []
+    shown = 0
+    for start in range(0, len(ids), num_tokens):
+        part = ids[start : start + num_tokens]
+        whole = llm.tokenizer.decode(ids[: start + len(part)]).rstrip("\ufffd")
+        finish = "stop" if start + len(part) == len(ids) else None
+        rows = [(1, [(token_id, -0.5)]) for token_id in part]
+        items.append([FakeDelta(text=whole[shown:], token_ids=part, logprobs=rows, finish_reason=finish)])
+        shown = len(whole)
+    return items
+
+
+async def test_what_ends_a_text_does_not_depend_on_how_tokens_come_together(
+    context: ServerContext, llm: FakeLLM
+) -> None:
+    """Drafts bring several at once: a budget is kept to the token, and a stop string leaves none behind it."""
+    found = []
+    for num_tokens in (1, 2, 5, 100):
+        llm.submitted.clear()
+        llm.script = one_after_another(
+            lambda _, size=num_tokens: writes(llm, "<think>hm é日本 " + "x" * 30, size),
+            lambda _, size=num_tokens: writes(llm, "yes é END and more", size),
+        )
+        params = SamplingParams(max_tokens=100, logprobs=0, stop=("END",))
+        turn, [message] = await turn_of(context, wants(thinking_budget=12, params=params))
+        assert (message.content, message.finish_reason, message.stop_reason) == ("yes é ", "stop", "END")
+        assert message.reasoning.startswith("hm é")
+        found.append((message.reasoning, message.rows, turn.usage(), llm.submitted[1].token_ids))
+    assert found[1:] == found[:1] * 3
+
+
 async def test_a_budget_that_is_not_reached(context: ServerContext, llm: FakeLLM) -> None:
     llm.script = says("<think>short</think>yes", piece=1)
     _, [message] = await turn_of(context, wants(thinking_budget=20))

@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo._core import Delta
 from octavo.server.generation import Generation
+from octavo.server.logprobs import Row
 from octavo.server.schema.sampling import StreamOptions
 
 DONE = "data: [DONE]\n\n"
@@ -34,7 +35,33 @@ class MergedDelta:
         self.stop_reason = deltas[-1].stop_reason
 
 
-Piece = Delta | MergedDelta
+class PartDelta:
+    """One token of a delta that has several: the end is the last one's."""
+
+    __slots__ = (
+        "finish_reason",
+        "index",
+        "logprobs",
+        "num_cached_tokens",
+        "prompt_logprobs",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
+
+    def __init__(self, whole: Delta | MergedDelta | PartDelta, at: int, text: str) -> None:
+        is_last = at == len(whole.token_ids) - 1
+        self.index: int = whole.index
+        self.text = text
+        self.token_ids: list[int] = [whole.token_ids[at]]
+        self.logprobs: list[Row] | None = None if whole.logprobs is None else [whole.logprobs[at]]
+        self.prompt_logprobs: list[Row] | None = whole.prompt_logprobs if at == 0 else None
+        self.num_cached_tokens: int | None = whole.num_cached_tokens if at == 0 else None
+        self.finish_reason: str | None = whole.finish_reason if is_last else None
+        self.stop_reason: int | str | None = whole.stop_reason if is_last else None
+
+
+Piece = Delta | MergedDelta | PartDelta
 LogprobsOf = Callable[[int, Piece], Any]
 """(choice, delta) -> the chunk's `logprobs` value."""
 EchoOf = Callable[[int, Piece], tuple[str, Any]]

@@ -33,6 +33,7 @@ from octavo.server.prompt import Prompt
 from octavo.server.stop_strings import StopStrings
 from octavo.server.tenants import caller
 from octavo.server.thinking import Thinking
+from octavo.server.token_texts import TokenTexts
 from octavo.server.tools.base import call_id
 from octavo.server.turn_form import TurnForm
 from octavo.server.turn_prompt import encode_prompt
@@ -60,14 +61,17 @@ class Turn:
         self.prompt_rows: list[Row] = []
         """Log probabilities of the prompt's tokens but the first, once the first output has come; when asked for."""
         self._dialect = context.dialect
+        self._tokenizer = context.llm.tokenizer
         self._plain = request.params.logprobs is None and not request.return_token_ids
         self._num_tokens = [0] * request.params.n
+        self._num_dropped = 0
         self._num_prompt_tokens = len(token_ids)
         self._num_cached_tokens: int | None = None
         self._form = TurnForm(request, context.dialect)
         self._thinking = Thinking(context, request, self._form, token_ids)
         self._media = media
         self._readers = self._make_readers()
+        self._texts = {choice: self._token_texts() for choice in range(request.params.n) if self._ends_alone}
         prompt = Prompt(self._thinking.begin(self._readers), None, media=media)
         prompts, params = [prompt], self._engine_params(self._thinking.stage)
         if params.n > 1 and self._ends_alone:
@@ -120,6 +124,13 @@ class Turn:
 
         return [reader(number) for number in range(params.n)]
 
+    def _token_texts(self) -> TokenTexts:
+        """For a stream that begins."""
+        tokenizer = self._tokenizer
+        assert tokenizer is not None, "text is parsed, so it was tokenized"
+        skips = self.request.params.skip_special_tokens and not self._dialect.keeps_special
+        return TokenTexts(tokenizer, tokenizer.special_token_ids() if skips else ())
+
     @property
     def _ends_alone(self) -> bool:
         """Whether a choice may be ended or continued from here, so that each needs a stream of its own."""
@@ -144,7 +155,8 @@ class Turn:
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object, for what has come so far."""
-        completion = self.generation.num_output_tokens + self._thinking.num_forced_tokens
+        made = self.generation.num_output_tokens - self._num_dropped
+        completion = made + self._thinking.num_forced_tokens
         usage = {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": completion,
@@ -162,10 +174,12 @@ class Turn:
         try:
             async for prompt, deltas in self.generation.batches():
                 events: list[TurnEvent] = []
-                for piece in merge(deltas, joins) if len(deltas) > 1 else deltas:
+                pieces = merge(deltas, joins) if len(deltas) > 1 else deltas
+                for at, piece in enumerate(pieces):
                     if not readers:
                         self._pass_on(piece, events)
-                    elif not self._read(prompt * n + piece.index, piece, events):
+                    elif not self._read_parts(prompt * n + piece.index, piece, events):
+                        self._drop(pieces[at + 1 :])
                         break
                 if events:
                     yield events
@@ -183,6 +197,20 @@ class Turn:
         self._note_prompt(delta)
         if delta.finish_reason is not None:
             events.append(TurnEnd(choice, delta.finish_reason, delta.stop_reason))
+
+    def _read_parts(self, choice: int, piece: Piece, events: list[TurnEvent]) -> bool:
+        """`_read` a piece, token by token where it may be ended at any of them."""
+        texts = self._texts.get(choice)
+        parts = [piece] if texts is None else texts.split(piece)
+        for at, part in enumerate(parts):
+            if not self._read(choice, part, events):
+                self._drop(parts[at + 1 :])
+                return False
+        return True
+
+    def _drop(self, pieces: Sequence[Piece]) -> None:
+        """What came behind the end of a stream was not asked for."""
+        self._num_dropped += sum(len(piece.token_ids) for piece in pieces)
 
     def _read(self, choice: int, delta: Piece, events: list[TurnEvent]) -> bool:
         """A delta whose text is parsed; False when its stream was ended or replaced: nothing after it counts."""
@@ -243,6 +271,7 @@ class Turn:
             self.generation.end(choice)
             return [*events, *reader.finish(cut=True), TurnEnd(choice, "length")]
         prompt, params = further
+        self._texts[choice] = self._token_texts()
         self.generation.replace(choice, replace(prompt, media=self._media), params)
         return events
 
