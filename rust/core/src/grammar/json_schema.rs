@@ -11,6 +11,7 @@ use super::schema_error::{Place, SchemaError};
 use super::schema_names;
 use super::schema_refs::Refs;
 use super::schema_rules::{check_keyword, check_together};
+use super::schema_spellings::is_never;
 
 /// Deeper schemas are refused.
 pub const MAX_DEPTH: usize = 64;
@@ -194,6 +195,9 @@ impl Writer<'_> {
             Value::Object(map) => map,
             _ => return Err(wrong("a schema must be an object, true or false".into())),
         };
+        if is_never(map) {
+            return Ok(Value::Bool(false));
+        }
         let mut out = Map::new();
         for (keyword, value) in map {
             let place = Place { path, keyword };

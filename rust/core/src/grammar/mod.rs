@@ -19,6 +19,7 @@ mod schema_error;
 mod schema_names;
 mod schema_refs;
 mod schema_rules;
+mod schema_spellings;
 pub mod spec;
 mod structural_tag;
 pub mod vocabulary;

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::schema_error::{Place, SchemaError};
+use super::schema_spellings::modernize;
 
 type Check = fn(Place<'_>, &Value) -> Result<bool, SchemaError>;
 
@@ -40,8 +41,8 @@ const CHECKS: &[(&str, Check)] = &[
     ("format", format),
     ("minimum", number),
     ("maximum", number),
-    ("exclusiveMinimum", number),
-    ("exclusiveMaximum", number),
+    ("exclusiveMinimum", exclusive_bound),
+    ("exclusiveMaximum", exclusive_bound),
     ("multipleOf", positive),
     ("anyOf", schema_list),
     ("oneOf", schema_list),
@@ -53,7 +54,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("minContains", refused),
     ("maxContains", refused),
     ("propertyNames", anything),
-    ("not", refused),
+    ("not", refused_unless_false),
     ("if", anything),
     ("then", anything),
     ("else", anything),
@@ -82,6 +83,14 @@ fn refused(place: Place<'_>, _: &Value) -> Result<bool, SchemaError> {
 fn refused_unless_empty(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
     match value {
         Value::Object(map) if map.is_empty() => Ok(false),
+        _ => refused(place, value),
+    }
+}
+
+/// What excludes all was found before.
+fn refused_unless_false(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
+    match value {
+        Value::Bool(false) => Ok(false),
         _ => refused(place, value),
     }
 }
@@ -203,6 +212,14 @@ fn number(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
     }
 }
 
+/// Draft 4 has a boolean here.
+fn exclusive_bound(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
+    if value.is_boolean() {
+        return Ok(true);
+    }
+    number(place, value)
+}
+
 fn positive(place: Place<'_>, value: &Value) -> Result<bool, SchemaError> {
     number(place, value)?;
     match value.as_f64() {
@@ -262,26 +279,13 @@ fn exact_format(name: &str) -> Option<String> {
 
 /// What keywords mean together: `map` holds those that the parser is to see, and is changed to what it understands.
 pub fn check_together(map: &mut Map<String, Value>, path: &str) -> Result<(), SchemaError> {
-    modernize_items(map);
+    modernize(map);
     open_choice(map);
     expand_format(map);
     check_unique_items(map, path)?;
     check_unevaluated(map, path)?;
     check_condition(map, path)?;
     check_min_properties(map, path)
-}
-
-/// A list in `items` is the older form of `prefixItems`.
-fn modernize_items(map: &mut Map<String, Value>) {
-    let additional = map.shift_remove("additionalItems");
-    if map.get("items").is_some_and(Value::is_array) {
-        if let Some(items) = map.shift_remove("items") {
-            map.insert("prefixItems".into(), items);
-        }
-        if let Some(additional) = additional {
-            map.insert("items".into(), additional);
-        }
-    }
 }
 
 /// Of different constants, none or one can match: `oneOf` says the same as `anyOf`.
