@@ -2,7 +2,7 @@
 
 A program owns BLOCK_N rows of W and walks along k. Its first block of weights is on its way to registers before the
 wait for the producer of x, so that the memory system never idles between kernels. Weights in e4m3 are widened in
-registers (the vector stays as it is); scales of square blocks scale the vector. More than one vector: ring_gemm.py.
+registers (the vector stays as it is); scales of squares apply to partial sums. More than one vector: ring_gemm.py.
 
 Epilogues and the residual stream: skinny_linear.py, which describes the launches.
 """
@@ -24,11 +24,26 @@ def load_columns(places, column, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def scaled(x, squares, column, K: tl.constexpr, BLOCK_K: tl.constexpr, SHARE: tl.constexpr, SIDE: tl.constexpr):
-    """x times the scales of the squares that its columns meet; as it is where there are none."""
+def multiplied(
+    block,
+    x,
+    squares,
+    start,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SHARE: tl.constexpr,
+    SIDE: tl.constexpr,
+):
+    """A block of W from column `start` on times x; squares' scales apply to sums of RUN columns, so that a thread loads
+    one for all that it has loaded of W at once."""
+    products = block.to(tl.float32) * x
     if SHARE > 0:
-        x = x * load_columns(squares + column // SIDE, column, K, BLOCK_K)
-    return x
+        RUN: tl.constexpr = 16
+        column = start + RUN * tl.arange(0, BLOCK_K // RUN)
+        runs = tl.sum(tl.reshape(products, [BLOCK_N, BLOCK_K // RUN, RUN]), 2)
+        products = runs * load_columns(squares + column // SIDE, column, K, BLOCK_K)[None, :]
+    return products
 
 
 @triton.jit
@@ -79,17 +94,17 @@ def gemv(
         squares += tile * BLOCK_N // SHARE * GROUPS
         squares_up += (N + tile * BLOCK_N) // SHARE * GROUPS
     x = load_columns(x_k + k, k, K, BLOCK_K).to(tl.float32)[None, :]
-    products = first.to(tl.float32) * scaled(x, squares, k[None, :], K, BLOCK_K, SHARE, SIDE)
+    products = multiplied(first, x, squares, 0, K, BLOCK_N, BLOCK_K, SHARE, SIDE)
     if EPILOGUE == "silu":
-        products_up = first_up.to(tl.float32) * scaled(x, squares_up, k[None, :], K, BLOCK_K, SHARE, SIDE)
+        products_up = multiplied(first_up, x, squares_up, 0, K, BLOCK_N, BLOCK_K, SHARE, SIDE)
     for start in tl.static_range(BLOCK_K, K, BLOCK_K):
         x = load_columns(x_k + start + k, start + k, K, BLOCK_K).to(tl.float32)[None, :]
         column = (start + k)[None, :]
         block = load_columns(weights + start, column, K, BLOCK_K)
-        products += block.to(tl.float32) * scaled(x, squares, column, K, BLOCK_K, SHARE, SIDE)
+        products += multiplied(block, x, squares, start, K, BLOCK_N, BLOCK_K, SHARE, SIDE)
         if EPILOGUE == "silu":
             block = load_columns(weights + N * K + start, column, K, BLOCK_K)
-            products_up += block.to(tl.float32) * scaled(x, squares_up, column, K, BLOCK_K, SHARE, SIDE)
+            products_up += multiplied(block, x, squares_up, start, K, BLOCK_N, BLOCK_K, SHARE, SIDE)
     acc = tl.sum(products, 1) * scale
     if FP8 and SHARE == 0:
         acc *= tl.load(scale_n + n)

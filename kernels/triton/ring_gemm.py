@@ -4,8 +4,9 @@ Bound by reading W, so everything serves one end: loads of W in flight at all ti
 and keeps a ring of STAGES blocks in shared memory, filled by the tensor memory accelerator and multiplied by wgmma;
 the weights of the whole ring are requested BEFORE the wait for the kernel that makes x. That order is why this is
 Gluon: Triton's pipeliner would tie both operands' loads together. Not for prompts (x is not tiled along m). Operands
-are both bf16, or both e4m3: with a scale a row of each, which the epilogue applies, or (SHARE) with one for every
-BLOCK_K columns of a row of x and every square of W, which are applied to a block's product before it is added.
+are both bf16, or both e4m3: with a scale a row of each, which the epilogue applies, or (SHARE) with one for every SIDE
+columns of a row of x and every square of W, which are applied to what so many columns give before it is added; a slot
+of the ring then holds GROUPS blocks of W and of x.
 
 Epilogues and the residual stream: skinny_linear.py, which describes the launches.
 
@@ -89,11 +90,31 @@ def epilogue(
 
 
 @gluon.jit
-def load_weights(weight_desc, bar, ring, slot, n, k, N: gl.constexpr, MATRICES: gl.constexpr, pred):
-    """Request one ring slot's block of W, or of both stacked matrices."""
-    load_tile(weight_desc, [n, k], bar, ring.index(slot * MATRICES), pred=pred)
-    if MATRICES == 2:
-        load_tile(weight_desc, [N + n, k], bar, ring.index(slot * MATRICES + 1), pred=pred)
+def load_weights(
+    weight_desc,
+    bar,
+    ring,
+    slot,
+    n,
+    k,
+    N: gl.constexpr,
+    MATRICES: gl.constexpr,
+    GROUPS: gl.constexpr,
+    WIDTH: gl.constexpr,
+    pred,
+):
+    """Request one ring slot's blocks of W, or of both stacked matrices."""
+    for g in gl.static_range(GROUPS):
+        for i in gl.static_range(MATRICES):
+            block = ring.index((slot * GROUPS + g) * MATRICES + i)
+            load_tile(weight_desc, [i * N + n, k + g * WIDTH], bar, block, pred=pred)
+
+
+@gluon.jit
+def load_rows(x_desc, bar, ring, slot, k, GROUPS: gl.constexpr, WIDTH: gl.constexpr, pred):
+    """Request one ring slot's blocks of x."""
+    for g in gl.static_range(GROUPS):
+        load_tile(x_desc, [0, k + g * WIDTH], bar, ring.index(slot * GROUPS + g), pred=pred)
 
 
 @gluon.jit
@@ -117,44 +138,70 @@ def multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES: gl.constexpr, SWAP_A
 
 
 @gluon.jit
-def multiply_group(
+def begin_part(
     w_ring,
     x_ring,
     slot,
+    any_rc,
+    PART: gl.constexpr,
+    MATRICES: gl.constexpr,
+    GROUPS: gl.constexpr,
+    SWAP_AB: gl.constexpr,
+):
+    """Begin one of the products of a ring slot: for each group of columns there is one with each matrix."""
+    w = w_ring.index(slot * GROUPS * MATRICES + PART)
+    x = x_ring.index(slot * GROUPS + PART // MATRICES)
+    if SWAP_AB:
+        part_rc = warpgroup_mma(w, x.permute((1, 0)), any_rc, use_acc=False, is_async=True)
+    else:
+        part_rc = warpgroup_mma(x, w.permute((1, 0)), any_rc, use_acc=False, is_async=True)
+    return part_rc
+
+
+@gluon.jit
+def multiply_groups(
+    w_ring,
+    x_ring,
+    slot,
+    bar,
+    phase,
     acc_rc,
     up_rc,
-    scale_rc,
-    up_scale_rc,
+    groups,  # at this slot's first group: its scales of x, by column or row of the accumulator ...
+    is_real,
+    squares,  # ... and of W, and of the matrix stacked below
+    squares_up,
+    STRIDE: gl.constexpr,  # from one group's scales of x to the next
     MATRICES: gl.constexpr,
+    GROUPS: gl.constexpr,
     SWAP_AB: gl.constexpr,
-    ONE_BY_ONE: gl.constexpr,  # so that there is only one more accumulator at a time
+    AHEAD: gl.constexpr,  # a product runs while the one before it is added
+    N_AXIS: gl.constexpr,
 ):
-    """Add one ring slot's products times their scales; waits as `multiply`."""
-    if SWAP_AB:
-        x = x_ring.index(slot).permute((1, 0))
-        part_rc = warpgroup_mma(w_ring.index(slot * MATRICES), x, acc_rc, use_acc=False, is_async=True)
-    else:
-        x = x_ring.index(slot)
-        w = w_ring.index(slot * MATRICES).permute((1, 0))
-        part_rc = warpgroup_mma(x, w, acc_rc, use_acc=False, is_async=True)
-    if MATRICES == 2:
-        if ONE_BY_ONE:
-            part_rc = warpgroup_mma_wait(0, deps=[part_rc])
-            acc_rc = acc_rc + part_rc * scale_rc
-        if SWAP_AB:
-            up_part_rc = warpgroup_mma(w_ring.index(slot * 2 + 1), x, up_rc, use_acc=False, is_async=True)
+    """Wait for a ring slot and add its products times their scales; waits as `multiply`."""
+    PARTS: gl.constexpr = GROUPS * MATRICES
+    scales = ()  # asked for before the wait, so that they come meanwhile
+    for g in gl.static_range(GROUPS):
+        x_scale = gl.load(groups + g * STRIDE, mask=is_real, other=0.0)
+        scales = scales + (gl.expand_dims(x_scale * gl.load(squares + g), N_AXIS),)  # noqa: RUF005 (no star in Gluon)
+        if MATRICES == 2:
+            scales = scales + (gl.expand_dims(x_scale * gl.load(squares_up + g), N_AXIS),)  # noqa: RUF005
+    mbarrier.wait(bar, phase)
+    part_rc = begin_part(w_ring, x_ring, slot, acc_rc, 0, MATRICES, GROUPS, SWAP_AB)
+    for i in gl.static_range(PARTS):
+        next_rc = part_rc
+        if AHEAD and i + 1 < PARTS:
+            next_rc = begin_part(w_ring, x_ring, slot, acc_rc, i + 1, MATRICES, GROUPS, SWAP_AB)
+            done_rc = warpgroup_mma_wait(1, deps=[part_rc])
         else:
-            up_w = w_ring.index(slot * 2 + 1).permute((1, 0))
-            up_part_rc = warpgroup_mma(x, up_w, up_rc, use_acc=False, is_async=True)
-        if ONE_BY_ONE:
-            up_part_rc = warpgroup_mma_wait(0, deps=[up_part_rc])
+            done_rc = warpgroup_mma_wait(0, deps=[part_rc])
+        if i % MATRICES == 0:
+            acc_rc = acc_rc + done_rc * scales[i]
         else:
-            part_rc, up_part_rc = warpgroup_mma_wait(0, deps=[part_rc, up_part_rc])
-            acc_rc = acc_rc + part_rc * scale_rc
-        up_rc = up_rc + up_part_rc * up_scale_rc
-    else:
-        part_rc = warpgroup_mma_wait(0, deps=[part_rc])
-        acc_rc = acc_rc + part_rc * scale_rc
+            up_rc = up_rc + done_rc * scales[i]
+        if i + 1 < PARTS and not AHEAD:
+            next_rc = begin_part(w_ring, x_ring, slot, acc_rc, i + 1, MATRICES, GROUPS, SWAP_AB)
+        part_rc = next_rc
     return acc_rc, up_rc
 
 
@@ -187,7 +234,8 @@ def ring_gemm(
     EPILOGUE: gl.constexpr,  # "store", "silu", "residual"
     HAS_BIAS: gl.constexpr,
     FP8: gl.constexpr,  # both operands in e4m3
-    SHARE: gl.constexpr,  # rows of W that have one scale for every BLOCK_K features; 0: rows of x and of W have one
+    SHARE: gl.constexpr,  # rows of W that have one scale for every SIDE features; 0: rows of x and of W have one
+    SIDE: gl.constexpr,
     SWAP_AB: gl.constexpr,
     WARPS: gl.constexpr,
     PDL: gl.constexpr,
@@ -197,24 +245,27 @@ def ring_gemm(
     STEPS: gl.constexpr = K // SPLIT_K // BLOCK_K
     MATRICES: gl.constexpr = 2 if EPILOGUE == "silu" else 1
     FILL: gl.constexpr = STAGES if STAGES < STEPS else STEPS
+    WIDTH: gl.constexpr = SIDE if SHARE > 0 else BLOCK_K
+    GROUPS: gl.constexpr = BLOCK_K // WIDTH
     ITEM_BYTES: gl.constexpr = 1 if FP8 else 2
     SLOT_BYTES: gl.constexpr = ITEM_BYTES * (MATRICES * BLOCK_N + BLOCK_M) * BLOCK_K
     n0 = tile * BLOCK_N
     k0 = split * (K // SPLIT_K)
-    w_ring = gl.allocate_shared_memory(weight_desc.dtype, [STAGES * MATRICES, BLOCK_N, BLOCK_K], weight_desc.layout)
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    SLOTS: gl.constexpr = STAGES * GROUPS
+    w_ring = gl.allocate_shared_memory(weight_desc.dtype, [SLOTS * MATRICES, BLOCK_N, WIDTH], weight_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [SLOTS, BLOCK_M, WIDTH], x_desc.layout)
     bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(bars.index(i), count=1)
     fence_async_shared()
     for i in gl.static_range(FILL):
         mbarrier.expect(bars.index(i), SLOT_BYTES)
-        load_weights(weight_desc, bars.index(i), w_ring, i, n0, k0 + i * BLOCK_K, N, MATRICES, True)
+        load_weights(weight_desc, bars.index(i), w_ring, i, n0, k0 + i * BLOCK_K, N, MATRICES, GROUPS, WIDTH, True)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     for i in gl.static_range(FILL):
-        load_tile(x_desc, [0, k0 + i * BLOCK_K], bars.index(i), x_ring.index(i))
+        load_rows(x_desc, bars.index(i), x_ring, i, k0 + i * BLOCK_K, GROUPS, WIDTH, True)
 
     N_AXIS: gl.constexpr = 0 if SWAP_AB else 1
     R: gl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
@@ -261,31 +312,45 @@ def ring_gemm(
 
     acc_rc = gl.zeros([R, C], gl.float32, mma_layout)
     up_rc = acc_rc
-    ONE_BY_ONE: gl.constexpr = BLOCK_M * BLOCK_N > 1024 * WARPS  # four accumulators would take too many registers
+    AHEAD: gl.constexpr = BLOCK_M * BLOCK_N <= 1024 * WARPS  # four accumulators would take too many registers
     if SHARE > 0:
         group_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(N_AXIS, mma_layout))
-        groups = x_scale_m + (k0 // BLOCK_K) * BLOCK_M + group_m
-        squares = scale_n + (n0 // SHARE) * (K // BLOCK_K) + k0 // BLOCK_K
-        squares_up = scale_n + ((N + n0) // SHARE) * (K // BLOCK_K) + k0 // BLOCK_K
+        groups = x_scale_m + (k0 // WIDTH) * BLOCK_M + group_m
+        squares = scale_n + (n0 // SHARE) * (K // WIDTH) + k0 // WIDTH
+        squares_up = scale_n + ((N + n0) // SHARE) * (K // WIDTH) + k0 // WIDTH
     for step in range(STEPS):
         slot = step % STAGES
-        if SHARE > 0:  # asked for before the wait, so that they come meanwhile
-            x_scale = gl.load(groups + step * BLOCK_M, mask=group_m < num_rows, other=0.0)
-            group_rc = gl.expand_dims(x_scale * gl.load(squares + step), N_AXIS)
-            up_group_rc = gl.expand_dims(x_scale * gl.load(squares_up + step), N_AXIS) if MATRICES == 2 else group_rc
-        mbarrier.wait(bars.index(slot), (step // STAGES) & 1)
+        phase = (step // STAGES) & 1
         if SHARE > 0:
-            acc_rc, up_rc = multiply_group(
-                w_ring, x_ring, slot, acc_rc, up_rc, group_rc, up_group_rc, MATRICES, SWAP_AB, ONE_BY_ONE
+            first = step * GROUPS
+            acc_rc, up_rc = multiply_groups(
+                w_ring,
+                x_ring,
+                slot,
+                bars.index(slot),
+                phase,
+                acc_rc,
+                up_rc,
+                groups + first * BLOCK_M,
+                group_m < num_rows,
+                squares + first,
+                squares_up + first,
+                BLOCK_M,
+                MATRICES,
+                GROUPS,
+                SWAP_AB,
+                AHEAD,
+                N_AXIS,
             )
         else:
+            mbarrier.wait(bars.index(slot), phase)
             acc_rc, up_rc = multiply(w_ring, x_ring, slot, acc_rc, up_rc, MATRICES, SWAP_AB)
         meet()
         refill = step + STAGES
         k = k0 + refill * BLOCK_K
         mbarrier.expect(bars.index(slot), SLOT_BYTES, pred=refill < STEPS)
-        load_weights(weight_desc, bars.index(slot), w_ring, slot, n0, k, N, MATRICES, refill < STEPS)
-        load_tile(x_desc, [0, k], bars.index(slot), x_ring.index(slot), pred=refill < STEPS)
+        load_weights(weight_desc, bars.index(slot), w_ring, slot, n0, k, N, MATRICES, GROUPS, WIDTH, refill < STEPS)
+        load_rows(x_desc, bars.index(slot), x_ring, slot, k, GROUPS, WIDTH, refill < STEPS)
     acc_rc = gl.convert_layout(acc_rc, out_layout)
     up_rc = gl.convert_layout(up_rc, out_layout) if MATRICES == 2 else acc_rc
     is_last = True

@@ -238,21 +238,22 @@ def _launch(
         "HAS_BIAS": linear.bias is not None,
         "FP8": linear.scale is not None,
         "SHARE": linear.share,
+        "SIDE": SIDE,
     }
     tiles = linear.n // config.block_n
     if isinstance(config, Gemv):
         rows = {"y_n": y_mn, "residual_n": stream.residual_mn, "gained_n": stream.gained_mn}
         args |= {"x_k": x_mk, "weight_nk": linear.weight, **rows}
-        return Launch(gemv, (tiles,), args, constants | {"SIDE": SIDE}, config.warps)
+        return Launch(gemv, (tiles,), args, constants, config.warps)
     kernel, describe = _ring_parts()
     assert config.split_k == 1 or split is not None, "only the residual epilogue may split k"
-    x_scale_m = squares_f
+    x_scale_m, width = squares_f, SIDE if linear.share else config.block_k
     if linear.rows is not None:
         x_mk, x_scale_m = linear.rows.numbers(num_rows, linear.k), linear.rows.scale_f
     args |= {
         "x_scale_m": x_scale_m,
-        "x_desc": describe(x_mk, [config.block_m, config.block_k]),
-        "weight_desc": describe(linear.weight, [config.block_n, config.block_k]),
+        "x_desc": describe(x_mk, [config.block_m, width]),
+        "weight_desc": describe(linear.weight, [config.block_n, width]),
         "y_mn": y_mn,
         "residual_mn": stream.residual_mn,
         "gained_mn": stream.gained_mn,

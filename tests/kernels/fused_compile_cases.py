@@ -124,7 +124,8 @@ def check_ring(launch: Launch, compiled: Compiled) -> None:
     programs = min(2, SHARED_BYTES // compiled.shared_bytes)
     assert programs * compiled.registers * 32 * launch.num_warps <= REGISTER_FILE, "as many as their rings let in"
     steps = constants["K"] // constants["SPLIT_K"] // constants["BLOCK_K"]
-    assert compiled.loads_before_wait == matrices * min(constants["STAGES"], steps), launch
+    blocks = matrices * (constants["BLOCK_K"] // constants["SIDE"] if constants["SHARE"] else 1)
+    assert compiled.loads_before_wait == blocks * min(constants["STAGES"], steps), launch
 
 
 def check_attention(launch: Launch, compiled: Compiled) -> None:

@@ -27,7 +27,7 @@ def ring_gemm(args: dict[str, Any], constants: dict[str, Any]) -> None:
     rows, stride = args["num_rows"], constants["BLOCK_M"]
     x_mk, weight = args["x_desc"].base.float(), args["weight_desc"].base
     if constants["SHARE"]:
-        groups = constants["K"] // constants["BLOCK_K"]
+        groups = constants["K"] // constants["SIDE"]
         scale_gr = args["x_scale_m"][: groups * stride].view(groups, stride)[:, :rows]
         x_mk = dequantize_groups(x_mk, scale_gr)
         weight = dequantize_squares(weight, args["scale_n"], constants["SHARE"])
