@@ -32,18 +32,18 @@ def multiplied(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    RUN: tl.constexpr,
     SHARE: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """A block of W from column `start` on times x; squares' scales apply to sums of RUN columns, so that a thread loads
-    one for all that it has loaded of W at once."""
-    products = block.to(tl.float32) * x
+    """A block of W from column `start` on times x: sums of RUN columns, which is what a thread loads of W at once; so
+    there are few to keep, and few scales of squares to load."""
+    RUNS: tl.constexpr = BLOCK_K // RUN
+    sums = tl.sum(tl.reshape(block.to(tl.float32) * x, [BLOCK_N, RUNS, RUN]), 2)
     if SHARE > 0:
-        RUN: tl.constexpr = 16
-        column = start + RUN * tl.arange(0, BLOCK_K // RUN)
-        runs = tl.sum(tl.reshape(products, [BLOCK_N, BLOCK_K // RUN, RUN]), 2)
-        products = runs * load_columns(squares + column // SIDE, column, K, BLOCK_K)[None, :]
-    return products
+        column = start + RUN * tl.arange(0, RUNS)
+        sums = sums * load_columns(squares + column // SIDE, column, K, BLOCK_K)[None, :]
+    return sums
 
 
 @triton.jit
@@ -72,6 +72,7 @@ def gemv(
     SIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    RUN: tl.constexpr = 16 if FP8 else 8
     tile = tl.program_id(0)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -94,17 +95,17 @@ def gemv(
         squares += tile * BLOCK_N // SHARE * GROUPS
         squares_up += (N + tile * BLOCK_N) // SHARE * GROUPS
     x = load_columns(x_k + k, k, K, BLOCK_K).to(tl.float32)[None, :]
-    products = multiplied(first, x, squares, 0, K, BLOCK_N, BLOCK_K, SHARE, SIDE)
+    products = multiplied(first, x, squares, 0, K, BLOCK_N, BLOCK_K, RUN, SHARE, SIDE)
     if EPILOGUE == "silu":
-        products_up = multiplied(first_up, x, squares_up, 0, K, BLOCK_N, BLOCK_K, SHARE, SIDE)
+        products_up = multiplied(first_up, x, squares_up, 0, K, BLOCK_N, BLOCK_K, RUN, SHARE, SIDE)
     for start in tl.static_range(BLOCK_K, K, BLOCK_K):
         x = load_columns(x_k + start + k, start + k, K, BLOCK_K).to(tl.float32)[None, :]
         column = (start + k)[None, :]
         block = load_columns(weights + start, column, K, BLOCK_K)
-        products += multiplied(block, x, squares, start, K, BLOCK_N, BLOCK_K, SHARE, SIDE)
+        products += multiplied(block, x, squares, start, K, BLOCK_N, BLOCK_K, RUN, SHARE, SIDE)
         if EPILOGUE == "silu":
             block = load_columns(weights + N * K + start, column, K, BLOCK_K)
-            products_up += multiplied(block, x, squares_up, start, K, BLOCK_N, BLOCK_K, SHARE, SIDE)
+            products_up += multiplied(block, x, squares_up, start, K, BLOCK_N, BLOCK_K, RUN, SHARE, SIDE)
     acc = tl.sum(products, 1) * scale
     if FP8 and SHARE == 0:
         acc *= tl.load(scale_n + n)

@@ -10,6 +10,8 @@ Shape suffixes: r rows, k features, g groups of features.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,8 @@ from octavo.kernels.reference.quantize_rows import FP8, STEPS
 from octavo.kernels.reference.squares import num_groups
 from octavo.kernels.triton.handles import launch
 from octavo.kernels.triton.launch import Launch
+
+ROUND: Final = 4
 
 
 @triton.jit
@@ -89,9 +93,19 @@ def quantize_launch(x_rk: Tensor, number_rk: Tensor, scale_f: Tensor, *, group: 
 
 
 def allocate_rows(rows: int, width: int, device: torch.device, group: int = 0) -> tuple[Tensor, Tensor]:
-    """Room for (e4m3 [r, width], fp32 scales [r]; or of groups, [g, r])."""
-    shape = (num_groups(width, group), rows) if group else (rows,)
-    return torch.empty(rows, width, dtype=FP8, device=device), torch.empty(shape, dtype=torch.float32, device=device)
+    """Room for (e4m3 [r, width], fp32 scales [r]; or of groups, [g, r]). With groups, rows that fill the last ROUND up
+    follow in memory (`filled_up`): cuBLAS multiplies so many at once."""
+    room = -(-rows // ROUND) * ROUND if group else rows
+    shape = (num_groups(width, group), room) if group else (rows,)
+    number_rk = torch.empty(room, width, dtype=FP8, device=device)
+    scale = torch.empty(shape, dtype=torch.float32, device=device)
+    return number_rk[:rows], scale[:, :rows] if group else scale
+
+
+def filled_up(number_rk: Tensor, scale_gr: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of `allocate_rows` with groups, and those behind them, of which nothing is known."""
+    (groups, room), width = (scale_gr.shape[0], scale_gr.stride(0)), number_rk.shape[1]
+    return number_rk.as_strided((room, width), (width, 1)), scale_gr.as_strided((groups, room), (room, 1))
 
 
 def quantize_rows(x_rk: Tensor, *, group: int = 0) -> tuple[Tensor, Tensor]:
@@ -99,7 +113,7 @@ def quantize_rows(x_rk: Tensor, *, group: int = 0) -> tuple[Tensor, Tensor]:
     num_rows, width = x_rk.shape
     number_rk, scale = allocate_rows(num_rows, width, x_rk.device, group)
     if num_rows:
-        args = (x_rk.contiguous(), number_rk, scale, num_rows)
+        args = (x_rk.contiguous(), number_rk, scale, scale.stride(0))
         constants = sizes_of(width, group) | {"PDL": False}
         launch(quantize_rows_kernel, (num_rows, 1, 1), args, constants, num_warps=_warps(width))
     return number_rk, scale

@@ -83,7 +83,7 @@ def _norm(
     number_tm, scale = allocate_rows(rows, width, x_tm.device, group)
     if rows:
         constants = sizes_of(width, group) | {"ADD": is_sum, "PDL": pdl}
-        args = (x_tm, residual_tm, gain_m, number_tm, scale, rows, eps)
+        args = (x_tm, residual_tm, gain_m, number_tm, scale, scale.stride(0), eps)
         launch(quantized_norm_kernel, (rows, 1, 1), args, constants, num_warps=8 if width > 2048 else 4, pdl=pdl)
     return number_tm, scale
 
@@ -95,6 +95,6 @@ def gated_silu(gate_up_t2i: Tensor, *, group: int = 0, pdl: bool = False) -> tup
     number_ti, scale = allocate_rows(rows, width, gate_up_t2i.device, group)
     if rows:
         constants = sizes_of(width, group) | {"PDL": pdl}
-        args = (gate_up_t2i, number_ti, scale, rows)
+        args = (gate_up_t2i, number_ti, scale, scale.stride(0))
         launch(quantized_silu_kernel, (rows, 1, 1), args, constants, num_warps=8 if width <= 4096 else 16, pdl=pdl)
     return number_ti, scale

@@ -1,10 +1,10 @@
-"""Products with a matrix in e4m3 that has a scale for every square of 128 x 128 numbers (kernels/reference/squares.py):
-y[m, n] = sum_k x[m, k] W[n, k] + bias[n], any number of rows, any n and k.
+"""Products of rows in e4m3, with a scale for every 128 features of each, and a matrix in e4m3 that has one for every
+square of 128 x 128 numbers (kernels/reference/squares.py): y[m, n] = sum_k x[m, k] W[n, k] + bias[n], any number of
+rows, any n and k.
 
-What 128 features give is one product of tensor cores, which is scaled and then added in fp32. Few rows are bound by
-reading W: they stay as they are, and W is widened to their type in registers, which is exact. More rows are e4m3 too,
-with a scale for every 128 features of each. Loads go through the tensor memory accelerator where there is one (TMA), by
-pointers elsewhere. One row: gemv.py, where its blocks fit.
+What 128 features give is one product of tensor cores, which is scaled and then added in fp32. Loads go through the
+tensor memory accelerator where there is one (TMA), by pointers elsewhere. cuBLAS is faster where it has such products
+(layers/quant/fp8_squares.py); one row stays wide and goes to gemv.py, where its blocks fit.
 
 Shape suffixes: m rows, n output features, k input features, g groups of 128 input features, s groups of `share` output
 features, which have equal scales.
@@ -13,7 +13,7 @@ features, which have equal scales.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -28,11 +28,8 @@ from octavo.kernels.triton.invariant_gemm import load_block
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.quantize_rows import allocate_rows
 from octavo.kernels.triton.skinny_linear import SkinnyLinear, store_apart
-from octavo.kernels.triton.skinny_table import choose
+from octavo.kernels.triton.skinny_table import Config, choose
 from octavo.kernels.triton.target import capability, has_dependent_launches
-
-FEW_ROWS: Final = 64
-"""Up to so many rows stay wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +43,14 @@ class Tile:
     swap: bool
 
 
-WIDE: Final[tuple[tuple[int, Tile], ...]] = (
+TILES: Final[tuple[tuple[int, Tile], ...]] = (
     (16, Tile(16, 64, 6, 4, True)),
-    (32, Tile(32, 64, 5, 4, True)),
-    (FEW_ROWS, Tile(64, 64, 4, 4, True)),
-)
-EIGHT: Final[tuple[tuple[int, Tile], ...]] = (
-    (512, Tile(128, 64, 4, 8, False)),
+    (32, Tile(32, 64, 6, 4, True)),
+    (64, Tile(64, 64, 6, 4, True)),
+    (512, Tile(64, 128, 4, 4, False)),
     (1 << 30, Tile(128, 128, 5, 8, False)),
 )
-"""(rows up to which it holds, tile), of rows in 2 bytes and in e4m3. From compile-time study (registers, spills, shared
-memory); none is measured."""
-SINGLE: Final = Tile(32, 32, 2, 4, False)
-"""Of rows in 4 bytes, at full precision."""
-LEAST_PROGRAMS: Final = 100
-"""With fewer, many multiprocessors would have nothing to read: tiles are narrower then."""
-NARROW: Final = 32
+"""(rows up to which it holds, tile). Measured on an H200 from 65 rows on."""
 SHARED_BYTES: Final = {True: 227 << 10, False: 97 << 10}
 """For pipelines, by whether there is a tensor memory accelerator: of Hopper and of the data centers' Blackwell, and of
 other devices that multiply e4m3."""
@@ -69,7 +58,7 @@ GROUP_M: Final = 8
 """Tiles of rows whose programs run side by side: they share what they read of W."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "stride"])
 def square_kernel(
     x,
     weight,
@@ -78,6 +67,7 @@ def square_kernel(
     bias_n,
     y_mn,
     num_rows,
+    stride,  # from one group's scales of x to the next
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -86,7 +76,6 @@ def square_kernel(
     SHARE: tl.constexpr,  # rows of W with one scale
     GROUP_M: tl.constexpr,
     SWAP_AB: tl.constexpr,
-    EIGHT: tl.constexpr,  # rows in e4m3; else wide
     HAS_BIAS: tl.constexpr,
     TMA: tl.constexpr,
     PDL: tl.constexpr,
@@ -114,27 +103,17 @@ def square_kernel(
     acc = tl.zeros([R, C], tl.float32)
     for group in range(GROUPS):
         x_mk = load_block(x, m0, group * BLOCK_K, BLOCK_M, num_rows, K, BLOCK_K, TMA)
-        w_nk = load_block(weight, n0, group * BLOCK_K, BLOCK_N, N, K, BLOCK_K, TMA)
-        if not (EIGHT or TMA):
-            w_nk = w_nk.to(tl.float32)  # before Hopper, Triton 3.6 can't widen e4m3 to bf16 at once
-        w_nk = w_nk.to(x_mk.dtype)
+        w_nk = load_block(weight, n0, group * BLOCK_K, BLOCK_N, N, K, BLOCK_K, TMA).to(x_mk.dtype)
         if SWAP_AB:
             part = tl.dot(w_nk, tl.trans(x_mk), input_precision="ieee")
         else:
             part = tl.dot(x_mk, tl.trans(w_nk), input_precision="ieee")
-        if EIGHT:
-            scale_m = tl.load(scales_m, mask=row_m < num_rows, other=0.0)
-            scales_m += num_rows
+        scale_m = tl.load(scales_m + group * stride, mask=row_m < num_rows, other=0.0)
         if IS_SQUARE:
-            scale = tl.load(squares + group)
-            if EIGHT:
-                acc += part * tl.expand_dims(scale_m * scale, M_AXIS)
-            else:
-                acc += part * scale
+            acc += part * tl.expand_dims(scale_m * tl.load(squares + group), M_AXIS)
         else:
             scale_n = tl.load(squares + group, mask=row_n < N, other=0.0)
-            part = part * tl.expand_dims(scale_n, 1 - M_AXIS)
-            acc += part * tl.expand_dims(scale_m, M_AXIS) if EIGHT else part
+            acc += part * tl.expand_dims(scale_n, 1 - M_AXIS) * tl.expand_dims(scale_m, M_AXIS)
     m = tl.expand_dims(row_m, M_AXIS)
     n = tl.expand_dims(row_n, 1 - M_AXIS)
     if HAS_BIAS:
@@ -151,25 +130,20 @@ class Squares:
     share: int = SIDE
 
 
-Rows = Tensor | tuple[Tensor, Tensor]
-"""x [m, k], wide; or in e4m3 with scales fp32 [g, m]. Dense."""
+Rows = tuple[Tensor, Tensor]
+"""x in e4m3, dense [m, k], and scales fp32 [g, m], whose rows of m are dense."""
 
 
-def choose_tile(num_rows: int, n: int, item_bytes: int) -> Tile:
-    """By the shape, and the bytes of a number of x."""
-    if item_bytes == 4:
-        return SINGLE
-    table = EIGHT if item_bytes == 1 else WIDE
-    tile = next((tile for most, tile in table if num_rows <= most), table[-1][1])
-    programs = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(n, tile.block_n)
-    return replace(tile, block_n=NARROW) if programs < LEAST_PROGRAMS and tile.swap else tile
+def choose_tile(num_rows: int) -> Tile:
+    """By the number of rows."""
+    return next(tile for most, tile in TILES if num_rows <= most)
 
 
 def square_launch(x: Rows, matrix: Squares, bias_n: Tensor | None, y_mn: Tensor, *, tma: bool) -> Launch:
     """The product as a launch, for at least one row."""
-    x_mk, x_scale_gm = (x, matrix.scale_sg) if isinstance(x, Tensor) else x
+    x_mk, x_scale_gm = x
     (num_rows, k), n = x_mk.shape, matrix.number_nk.shape[0]
-    tile = choose_tile(num_rows, n, x_mk.element_size())
+    tile = choose_tile(num_rows)
 
     def operand(values: Tensor, rows: int) -> Any:
         return TensorDescriptor(values, list(values.shape), [k, 1], [rows, SIDE]) if tma else values
@@ -182,6 +156,7 @@ def square_launch(x: Rows, matrix: Squares, bias_n: Tensor | None, y_mn: Tensor,
         "bias_n": matrix.scale_sg if bias_n is None else bias_n,
         "y_mn": y_mn,
         "num_rows": num_rows,
+        "stride": x_scale_gm.stride(0),
     }
     constants = {
         "N": n,
@@ -192,54 +167,57 @@ def square_launch(x: Rows, matrix: Squares, bias_n: Tensor | None, y_mn: Tensor,
         "SHARE": matrix.share,
         "GROUP_M": GROUP_M,
         "SWAP_AB": tile.swap,
-        "EIGHT": not isinstance(x, Tensor),
         "HAS_BIAS": bias_n is not None,
         "TMA": tma,
     }
     programs = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(n, tile.block_n)
-    turn_bytes = SIDE * (tile.block_m * x_mk.element_size() + tile.block_n)
+    turn_bytes = SIDE * x_mk.element_size() * (tile.block_m + tile.block_n)
     stages = min(tile.stages, SHARED_BYTES[tma] // turn_bytes)
     return Launch(square_kernel, (programs,), args, constants, tile.warps, stages)
 
 
-def vector_launch(x_1k: Tensor, matrix: Squares, bias_n: Tensor | None, y_1n: Tensor) -> Launch | None:
-    """The product of one wide row; None where no block of gemv.py fits the matrix and its squares."""
+def square_product(x: Rows, matrix: Squares, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """y [m, n] in `dtype`, on CUDA; k is a multiple of 16."""
+    number_mk, n = x[0], matrix.number_nk.shape[0]
+    device = number_mk.device
+    y_mn = torch.empty(number_mk.shape[0], n, dtype=dtype, device=device)
+    pdl, tma = has_dependent_launches(device), capability(device)[0] in (9, 10)
+    if only_compiling():
+        for rows in rows_of_tiles(matrix):
+            y = torch.empty(1, n, dtype=dtype, device=device).expand(rows[0].shape[0], -1)
+            square_launch(rows, matrix, bias_n, y, tma=tma).run(pdl=pdl)
+    elif number_mk.shape[0]:
+        square_launch(x, matrix, bias_n, y_mn, tma=tma).run(pdl=pdl)
+    return y_mn
+
+
+def rows_of_tiles(matrix: Squares) -> Iterator[Rows]:
+    """Rows for every tile, without memory of their own."""
+    number_1k, scale_g1 = allocate_rows(1, matrix.number_nk.shape[1], matrix.number_nk.device, SIDE)
+    for count in (1, *(most + 1 for most, _ in TILES[:-1])):
+        yield number_1k.expand(count, -1), scale_g1.expand(-1, count)
+
+
+def takes_vector(matrix: Squares) -> bool:
+    """Whether a block of gemv.py fits the matrix and its squares: one row of x is multiplied as it is then."""
+    return _vector_config(matrix) is not None
+
+
+def _vector_config(matrix: Squares) -> Config | None:
     n, k = matrix.number_nk.shape
-    config = choose("qkv", n, k, 1, fp8=True, share=matrix.share)
-    if config is None:
-        return None
+    return choose("qkv", n, k, 1, fp8=True, share=matrix.share)
+
+
+def vector_launch(x_1k: Tensor, matrix: Squares, bias_n: Tensor | None, y_1n: Tensor) -> Launch:
+    """The product of one wide row, dense, with a matrix that takes it."""
+    config = _vector_config(matrix)
+    assert config is not None, "see takes_vector"
     linear = SkinnyLinear("qkv", matrix.number_nk, bias_n, {1: config}, matrix.scale_sg, None, matrix.share)
     return store_apart(linear, x_1k, y_1n)
 
 
-def product_launch(x: Rows, matrix: Squares, bias_n: Tensor | None, y_mn: Tensor, *, tma: bool) -> Launch:
-    """The product as a launch, for at least one row."""
-    is_vector = isinstance(x, Tensor) and x.shape[0] == 1
-    vector = vector_launch(x, matrix, bias_n, y_mn) if is_vector else None
-    return vector or square_launch(x, matrix, bias_n, y_mn, tma=tma)
-
-
-def square_product(x: Rows, matrix: Squares, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """y [m, n] in `dtype`, on CUDA; k is a multiple of 16."""
-    x = x.contiguous() if isinstance(x, Tensor) else x
-    x_mk = x if isinstance(x, Tensor) else x[0]
-    y_mn = torch.empty(x_mk.shape[0], matrix.number_nk.shape[0], dtype=dtype, device=x_mk.device)
-    pdl, tma = has_dependent_launches(x_mk.device), capability(x_mk.device)[0] in (9, 10)
-    if only_compiling():
-        for some in kinds_of_rows(matrix, dtype):
-            rows = (some if isinstance(some, Tensor) else some[0]).shape[0]
-            y = torch.empty(1, y_mn.shape[1], dtype=dtype, device=y_mn.device).expand(rows, -1)
-            product_launch(some, matrix, bias_n, y, tma=tma).run(pdl=pdl)
-    elif x_mk.shape[0]:
-        product_launch(x, matrix, bias_n, y_mn, tma=tma).run(pdl=pdl)
-    return y_mn
-
-
-def kinds_of_rows(matrix: Squares, dtype: torch.dtype) -> Iterator[Rows]:
-    """Rows for every tile, wide ones in `dtype`."""
-    device, k = matrix.number_nk.device, matrix.number_nk.shape[1]
-    for count in (1, 2, *(most + 1 for most, _ in WIDE[:-1])):
-        yield torch.empty(1, k, dtype=dtype, device=device).expand(count, -1)
-    number_1k, scale_g1 = allocate_rows(1, k, device, SIDE)
-    for count in (FEW_ROWS + 1, *(most + 1 for most, _ in EIGHT[:-1])):
-        yield number_1k.expand(count, -1), scale_g1.expand(-1, count)
+def vector_product(x_1k: Tensor, matrix: Squares, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """y [1, n] in `dtype`, of one wide row and a matrix that takes it."""
+    y_1n = torch.empty(1, matrix.number_nk.shape[0], dtype=dtype, device=x_1k.device)
+    vector_launch(x_1k.contiguous(), matrix, bias_n, y_1n).run(pdl=has_dependent_launches(x_1k.device))
+    return y_1n

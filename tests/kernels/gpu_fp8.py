@@ -2,20 +2,18 @@
 
     PYTHONPATH=python python tests/kernels/gpu_fp8.py --out fp8.json [--parts numerics,models,steps,products]
 
-Not run by default: "grouped" times products with scales of groups, "tune" tries configurations of the fused products
-inside a chain of layers. Prints every failure as
-it is found and tables last; the exit code is 1 if anything failed. `tests/run` does not run it (no test_ prefix): it
-needs the GPU for itself.
+Not run by default: "grouped" times products with scales of groups. gpu_tune.py tries configurations. Prints every
+failure as it is found and tables last; the exit code is 1 if anything failed. `tests/run` does not run it (no test_
+prefix): it needs the GPU for itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,7 @@ from octavo.kernels.triton.skinny_linear import (
     quantized,
     scaled_store,
 )
-from octavo.kernels.triton.skinny_table import FP8_TABLE, SHARED_BYTES, Config, Gemv, Ring, bucket_for
+from octavo.kernels.triton.skinny_table import bucket_for
 from octavo.layers.fused.decode import FusedDecode
 from octavo.layers.quant.fp8 import Fp8Rows, rowwise, tensorwise
 from octavo.models.decoder import Decoder
@@ -395,81 +393,12 @@ def time_products(report: Report) -> list[str]:
     return lines
 
 
-# --- configurations
-
-TUNED = {1: 1, 16: 8, 32: 32, 64: 64, 128: 128}
-"""Bucket -> rows."""
-
-
-def candidates(op: str, n: int, k: int, bucket: int) -> Iterator[Config]:
-    """Configurations worth a try; rings with as many stages as let one or two programs share a multiprocessor."""
-    if bucket == 1:
-        sizes = ((4, 1024, 4), (8, 512, 4), (8, 1024, 4), (16, 512, 8), (16, 512, 4), (2, 4096, 4), (4, 2048, 4))
-        yield from (Gemv(*size) for size in (*sizes, (1, 4096, 2), (1, 4096, 4), (2, 2048, 4), (4, 4096, 8)))
-        return
-    splits = (1, 2, 4) if op in ("o", "down") else (1,)
-    for block_n, block_k, split_k, swap in product((32, 64, 128), (128, 256), splits, (True, False)):
-        warps = 8 if block_n * bucket > 4096 else 4
-        across = block_n if swap else bucket
-        if across < 16 * warps or k % (split_k * block_k):
-            continue
-        one = Ring(bucket, block_n, block_k, split_k, 1, swap, warps).shared_bytes(op, 1)
-        for programs in (1, 2):
-            stages = min((SHARED_BYTES // programs - 2048) // one, 8, k // split_k // block_k)
-            yield Ring(bucket, block_n, block_k, split_k, stages, swap, warps)
-
-
-def tune(report: Report) -> list[str]:
-    """Of products with channels' scales."""
-    return tune_table(report, FP8_TABLE, lambda: make_model(LLAMA_8B, 8), candidates)
-
-
-@torch.inference_mode()
-def tune_table(
-    report: Report,
-    configs: dict[tuple[str, int, int], dict[int, Config]],
-    make: Callable[[], Decoder],
-    candidates: Callable[[str, int, int, int], Iterable[Config]],
-) -> list[str]:
-    """The best configuration of each product in a chain of 8 layers at context 190, one product after another."""
-    lines = []
-    for bucket, rows in TUNED.items():
-        model = make()
-        ctx = make_context(LLAMA_8B, [(1, 190)] * rows, 8, 256)
-        token_id_t = tokens_of(LLAMA_8B, ctx)
-        for op in ("down", "gate_up", "o", "qkv"):
-            n, k = product_shapes(LLAMA_8B)[op]
-            table = configs[op, n, k]
-            old, times = table[bucket], []
-            tries = [c for c in dict.fromkeys((old, *candidates(op, n, k, bucket))) if c.fits(op, n, k, 1)]
-            decodes = []
-            for config in tries:
-                table[bucket] = config
-                decodes.append(FusedDecode(model.weights()))
-            with_launches = [launch for decode in decodes for launch in decode.launches(token_id_t, ctx)[:12]]
-            compile_together(with_launches)
-            for config, decode in zip(tries, decodes, strict=True):
-                graph = capture(partial(decode.forward, token_id_t, ctx))
-                times.append((1e3 * time_ms(graph, 5, 5) / 8, str(config)))
-                if times[-1] == min(times):
-                    table[bucket] = config
-            table[bucket] = next(config for config in tries if str(config) == min(times)[1])
-            before = next(t for t, name in times if name == str(old))
-            lines.append(f"{rows:3} rows {op:8} {before:6.1f} -> {min(times)[0]:6.1f} us/layer {min(times)[1]}")
-            report.say(lines[-1])
-            report.results.append({"tune": op, "rows": rows, "us_per_layer": sorted(times)})
-        del model
-        torch.cuda.empty_cache()
-    return lines
-
-
 PARTS: dict[str, list[Part]] = {
     "numerics": [check_quantization, check_weights, check_products, check_repeats],
     "models": [check_models],
     "steps": [time_steps],
     "products": [time_products],
     "grouped": [time_grouped],
-    "tune": [tune],
 }
 
 
@@ -477,10 +406,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", default="numerics,models,steps,products")
-    parser.add_argument("--tune-rows", default=",".join(map(str, TUNED.values())), help="what to tune for")
     options = parser.parse_args()
-    for bucket in [b for b, rows in TUNED.items() if str(rows) not in options.tune_rows.split(",")]:
-        del TUNED[bucket]
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     report = Report()

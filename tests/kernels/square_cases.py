@@ -8,7 +8,7 @@ what is compared is everything but that rounding, which gpu_squares.py checks on
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -39,21 +39,19 @@ from octavo.kernels.triton.interpreter import mend
 from octavo.kernels.triton.skinny_linear import QuantizedRows, SkinnyLinear, scaled_store
 from octavo.kernels.triton.skinny_table import MAX_ROWS, Gemv
 from octavo.kernels.triton.square_gemm import (
-    EIGHT,
-    FEW_ROWS,
-    SINGLE,
-    WIDE,
+    TILES,
     Squares,
     choose_tile,
-    kinds_of_rows,
+    rows_of_tiles,
     square_launch,
-    square_product,
+    takes_vector,
     vector_launch,
+    vector_product,
 )
 from octavo.layers.fused import fp8_joins
 from octavo.layers.fused.decode import FusedDecode
 from octavo.layers.quant import fp8
-from octavo.layers.quant.fp8_squares import Fp8Groups
+from octavo.layers.quant.fp8_squares import WIDE_ROWS, Fp8Groups
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
 from octavo.models.weights import linears_of
@@ -106,31 +104,21 @@ def test_references_round_to_nearest() -> None:
 
 
 @pytest.mark.parametrize("tma", [False, True])
-@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("rows", [1, 5, 70])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_wide_rows(shape: str, rows: int, tma: bool) -> None:
+def test_rows_with_scales_of_groups(shape: str, rows: int, tma: bool) -> None:
+    """With bias and without; scales of groups lie apart."""
     matrix, wide = make_matrix(*SHAPES[shape])
-    (n, k), dtype = wide.shape, torch.float32 if rows < 40 else torch.bfloat16
-    x, bias = torch.randn(rows, k).to(dtype), torch.randn(n) if rows > 1 else None
-    y = torch.full((rows, n), torch.nan)
-    square_launch(x, matrix, bias, y, tma=tma).run(pdl=False)
-    expected = reference_product(x, matrix.number_nk, matrix.scale_sg, bias, matrix.share)
-    assert relative_error(y, expected) < 1e-5
-    assert relative_error(expected - (0 if bias is None else bias), x.float() @ wide.T) < 1e-5
-
-
-@pytest.mark.parametrize("tma", [False, True])
-@pytest.mark.parametrize("tile", [SINGLE, EIGHT[0][1], WIDE[0][1]], ids=["single", "left", "right"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_rows_with_scales_of_groups(shape: str, tile: Any, tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(square_gemm, "choose_tile", lambda *_: tile)
-    matrix, wide = make_matrix(*SHAPES[shape])
-    (n, k), rows = wide.shape, 70
-    x = torch.randn(rows, k) * 3
+    n, k = wide.shape
+    x, bias = torch.randn(rows, k) * 3, torch.randn(n) if rows == 5 else None
     numbers, scale = unrounded_groups(x)
+    apart = torch.full((scale.shape[0], rows + 3), torch.nan)[:, :rows]
+    apart.copy_(scale)
     y = torch.full((rows, n), torch.nan)
-    square_launch((numbers, scale), matrix, None, y, tma=tma).run(pdl=False)
-    assert relative_error(y, x @ wide.T) < 1e-5
+    square_launch((numbers, apart), matrix, bias, y, tma=tma).run(pdl=False)
+    assert relative_error(y, x @ wide.T + (0 if bias is None else bias)) < 1e-5
+    expected = reference_product((numbers, scale), matrix.number_nk, matrix.scale_sg, bias, matrix.share)
+    assert relative_error(y, expected) < 1e-5
 
 
 def allocate_unrounded(rows: int, width: int, device: torch.device, group: int) -> tuple[Tensor, Tensor]:
@@ -151,13 +139,11 @@ def test_one_row(shape: str, has_bias: bool) -> None:
     n, k = wide.shape
     x, bias = torch.randn(1, k), torch.randn(n) if has_bias else None
     y = torch.full((1, n), torch.nan)
-    launch = vector_launch(x, matrix, bias, y)
-    assert (launch is None) == (shape in ("ragged", "parts", "small")), "blocks of k fit multiples of 64"
-    if launch is not None:
-        launch.run(pdl=False)
+    assert takes_vector(matrix) == (shape == "even"), "blocks of k fit multiples of 64"
+    if takes_vector(matrix):
+        vector_launch(x, matrix, bias, y).run(pdl=False)
         assert relative_error(y, x @ wide.T + (0 if bias is None else bias)) < 1e-5
-    found = square_product(x, matrix, bias, torch.float32)
-    assert relative_error(found, x @ wide.T + (0 if bias is None else bias)) < 1e-5
+        assert torch.equal(vector_product(x, matrix, bias, torch.float32), y)
 
 
 @pytest.mark.parametrize(("k", "config"), [(512, Gemv(4, 256, 4)), (320, Gemv(8, 512, 4, is_masked=True))])
@@ -173,21 +159,26 @@ def test_gate_and_up(k: int, config: Gemv) -> None:
     assert relative_error(y, gated_linear(rms_norm(stream.residual_mn[:1], gain, EPS), wide, None)) < 1e-5
 
 
-def test_tiles() -> None:
-    """Few rows of a matrix with few rows are cut finer; every table's last tile takes all that is left."""
-    assert choose_tile(3, 4096, 2).block_n < choose_tile(3, 65536, 2).block_n
-    assert choose_tile(100_000, 4096, 1) == EIGHT[-1][1]
-    assert choose_tile(FEW_ROWS, 65536, 2) == WIDE[-1][1]
-
-
-@pytest.mark.parametrize("n", [512, 65536])
-def test_every_tile_is_compiled_ahead(n: int) -> None:
+def test_every_tile_is_compiled_ahead() -> None:
     matrix, _ = make_matrix([16], 32, SIDE)
-    ahead = [x if isinstance(x, Tensor) else x[0] for x in kinds_of_rows(matrix, torch.bfloat16)]
-    assert {x.shape[0] == 1 for x in ahead} == {True, False}
-    for item, least, most in ((2, 2, FEW_ROWS), (1, FEW_ROWS + 1, 5000)):
-        tiles = {choose_tile(rows, n, item) for rows in range(least, most + 1)}
-        assert tiles == {choose_tile(len(x), n, item) for x in ahead if x.element_size() == item and len(x) > 1}
+    ahead = [choose_tile(numbers.shape[0]) for numbers, _ in rows_of_tiles(matrix)]
+    assert ahead == [tile for _, tile in TILES]
+    assert {choose_tile(rows) for rows in range(1, 5000)} == set(ahead)
+
+
+def test_room_for_rows_is_filled_up() -> None:
+    """What cuBLAS gets: a multiple of four rows, of which the first ones are those asked for."""
+    for rows in (1, 4, 6):
+        numbers, scale = quantize_rows.allocate_rows(rows, 300, CPU, SIDE)
+        assert (numbers.shape, scale.shape) == ((rows, 300), (3, rows))
+        scale.copy_(torch.arange(3 * rows).view(3, rows))
+        numbers.view(torch.uint8).fill_(7)
+        filled, filled_scale = quantize_rows.filled_up(numbers, scale)
+        room = -(-rows // 4) * 4
+        assert (filled.shape, filled_scale.shape) == ((room, 300), (3, room))
+        assert filled_scale.is_contiguous()
+        assert torch.equal(filled_scale[:, :rows], scale)
+        assert (filled[:rows].view(torch.uint8) == 7).all()
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 300), (3, 4100), (0, 64)])
@@ -300,9 +291,9 @@ def test_modules(
         monkeypatch.setattr(module, "allocate_rows", allocate_unrounded)
     alone, products = [], []
     monkeypatch.setattr(quantize_rows, "quantize_rows", lambda x, group: alone.append(x.shape) or unrounded_groups(x))
-    monkeypatch.setattr(
-        square_gemm, "square_product", lambda x, *args: products.append(type(x)) or square_product(x, *args)
-    )
+    for name in ("square_product", "vector_product"):
+        run = partial(lambda run, x, *args: products.append(type(x)) or run(x, *args), getattr(square_gemm, name))
+        monkeypatch.setattr(square_gemm, name, run)
     model.use_joins()
     found, expected = [], []
     for which, outputs in ((model, found), (dense, expected)):
@@ -312,6 +303,6 @@ def test_modules(
     for ours, theirs in zip(found, expected, strict=True):
         assert relative_error(ours, theirs) < 2e-5
     num_fp8 = sum(layer.method.form == "squares" for layer in linears_of(model))
-    is_many = sum(count for count, _ in rows) > FEW_ROWS
+    is_many = sum(count for count, _ in rows) > WIDE_ROWS
     assert products == [Fp8Groups if is_many else Tensor] * num_fp8
     assert len(alone) == is_many * num_fp8 // (3 if skipped else 4), "only what attention gives is quantized by itself"

@@ -17,7 +17,7 @@ from octavo.kernels.reference.squares import SIDE, num_groups
 from octavo.kernels.triton import quantize_rows, quantized_joins
 from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.skinny_table import BUCKETS, FP8_TABLE, SHARED_BYTES, SQUARES_TABLE, Gemv, choose
-from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, product_launch
+from octavo.kernels.triton.square_gemm import Squares, square_launch, vector_launch
 from octavo.layers.fused.support import DecoderShape, DeviceTraits, obstacle
 
 META = torch.device("meta")
@@ -40,11 +40,11 @@ def make_launch(n: int, k: int, rows: int, *, share: int = SIDE, tma: bool = Tru
     matrix = Squares(empty(n, k, dtype=fp8), scale, share)
     x = (empty(rows, k, dtype=fp8), empty(groups, rows, dtype=torch.float32))
     y, bias_n = empty(rows, n), empty(n) if bias else None
-    return product_launch(empty(rows, k) if rows <= FEW_ROWS else x, matrix, bias_n, y, tma=tma)
+    return vector_launch(empty(1, k), matrix, bias_n, y) if rows == 1 else square_launch(x, matrix, bias_n, y, tma=tma)
 
 
 def check(launch: Launch, *, tma: bool) -> None:
-    """No spills, as deep a pipeline as asked for; wgmma but for tiles too narrow for it."""
+    """No spills, as deep a pipeline as asked for, in wgmma."""
     compiled: Compiled = compile_launch(launch)
     assert compiled.spill_bytes == 0, launch
     assert compiled.shared_bytes <= SHARED_BYTES
@@ -52,18 +52,11 @@ def check(launch: Launch, *, tma: bool) -> None:
         assert compiled.num_wgmma == compiled.num_mma == 0
         return
     constants = launch.constants
-    left, item = (
-        (constants["BLOCK_N"] if constants["SWAP_AB"] else constants["BLOCK_M"]),
-        1 if constants["EIGHT"] else 2,
-    )
-    if left >= 64:
-        assert compiled.num_wgmma == SIDE * item // 32 * max(1, left // (16 * launch.num_warps)), launch
-        assert compiled.num_mma == 0
-    assert compiled.num_wgmma + compiled.num_mma > 0
+    left = constants["BLOCK_N"] if constants["SWAP_AB"] else constants["BLOCK_M"]
+    assert compiled.num_wgmma == SIDE // 32 * max(1, left // (16 * launch.num_warps)), launch
+    assert compiled.num_mma == 0
     assert (compiled.num_tma_loads > 0) == tma
-    through_registers, shared = launch.num_stages - 1, launch.num_stages  # W's blocks that are widened; wgmma's others
-    wide = (through_registers, shared) if compiled.num_wgmma else (through_registers,)
-    assert compiled.depths == ((shared,) if constants["EIGHT"] else wide), launch
+    assert compiled.depths == (launch.num_stages,), launch
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -101,7 +94,7 @@ def test_configurations_of_decode_steps() -> None:
         assert (tuple(configs), (op, n, k) in FP8_TABLE) == (BUCKETS, True)
         for bucket, config in configs.items():
             assert choose(op, n, k, bucket, fp8=True, share=SIDE) is config
-            assert isinstance(config, Gemv) or (config.block_m, config.block_k) == (bucket, SIDE)
+            assert isinstance(config, Gemv) or (config.block_m, config.block_k % SIDE) == (bucket, 0)
             assert isinstance(config, Gemv) or op in ("o", "down") or config.split_k == 1
     for bucket in BUCKETS:
         for share in (64, 128):

@@ -145,7 +145,7 @@ def expand(scale: Tensor, weight: Tensor) -> Tensor:
 def keep_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers keep fp8 weights as on a device that multiplies them, and multiply as references do."""
 
-    def multiply(x: Rows, matrix: Squares, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def multiply(x: Rows | Tensor, matrix: Squares, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
         return square_product(x, matrix.number_nk, matrix.scale_sg, bias_n, matrix.share).to(dtype)
 
     def quantize(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
@@ -156,6 +156,8 @@ def keep_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
     monkeypatch.setattr(square_gemm, "square_product", multiply)
+    monkeypatch.setattr(square_gemm, "takes_vector", lambda matrix: True)
+    monkeypatch.setattr(square_gemm, "vector_product", multiply)
     monkeypatch.setattr(quantize_rows, "quantize_rows", quantize)
     monkeypatch.setattr(fp8, "rowwise", by_channel)
     monkeypatch.setattr(fp8, "tensorwise", by_channel)

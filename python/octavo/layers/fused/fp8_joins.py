@@ -16,13 +16,12 @@ from torch import Tensor
 from octavo.kernels.reference.squares import SIDE
 from octavo.kernels.triton import quantized_joins
 from octavo.kernels.triton.handles import only_compiling
-from octavo.kernels.triton.square_gemm import FEW_ROWS
 from octavo.layers.activation import GatedActivation
 from octavo.layers.fused.joins import SILU
 from octavo.layers.linear import Form, Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.fp8 import Fp8Rows, multiplies_fp8
-from octavo.layers.quant.fp8_squares import Fp8Groups
+from octavo.layers.quant.fp8_squares import WIDE_ROWS, Fp8Groups
 
 
 class Wanted(NamedTuple):
@@ -37,7 +36,7 @@ class Wanted(NamedTuple):
 
 WANTED: Final[dict[Form, Wanted]] = {
     "channels": Wanted(Fp8Rows, 0, 0),
-    "squares": Wanted(Fp8Groups, SIDE, FEW_ROWS),
+    "squares": Wanted(Fp8Groups, SIDE, WIDE_ROWS),
 }
 
 

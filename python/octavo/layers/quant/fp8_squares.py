@@ -1,6 +1,6 @@
 """Linear layers of fp8 checkpoints with a scale for every square of 128 x 128 weights (DeepSeek-V3, Qwen3's FP8 ones):
 numbers and scales are the checkpoint's, bit by bit. Activations are quantized as they come, by groups of 128 features
-of a row, where there are many rows; few rows stay as they are (kernels/triton/square_gemm.py).
+of a row; one row alone stays as it is (kernels/triton/square_gemm.py).
 
 A device without fp8 products gets the numbers that they stand for in the model's dtype. Decode steps of up to 128 rows
 go through layers/fused where it runs. Experts are layers/moe.py's.
@@ -14,16 +14,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from octavo.kernels.reference.quantize_rows import FP8
 from octavo.kernels.reference.squares import SIDE, dequantize_squares, num_groups
+from octavo.kernels.triton.target import capability
 from octavo.layers.linear import DENSE, Form, Linear
 from octavo.layers.quant import fp8
 
+WIDE_ROWS: Final = 1
+"""Up to so many rows are not quantized, where gemv.py takes the matrix: the fused decode steps do the same."""
+HOPPER: Final = 9
+CUBLAS_SINCE: Final = (12, 9)
+CUBLAS_OUTPUTS: Final = 16
 SQUARES = "weight_scale_squares"
 """What a slot of scales of squares is called, below its matrix' name."""
 
@@ -75,15 +81,46 @@ class Fp8Squares:
 
     def apply(self, layer: Linear, x_ti: Tensor | Fp8Groups) -> Tensor:
         """See `LinearMethod.apply`. No host synchronization; safe in a CUDA graph capture."""
-        from octavo.kernels.triton.handles import only_compiling  # these load Triton
+        from octavo.kernels.triton import square_gemm  # these load Triton
+        from octavo.kernels.triton.handles import only_compiling
         from octavo.kernels.triton.quantize_rows import quantize_rows
-        from octavo.kernels.triton.square_gemm import FEW_ROWS, Squares, square_product
 
         assert layer.weight_scale is not None
-        if isinstance(x_ti, Tensor) and (x_ti.shape[0] > FEW_ROWS or only_compiling()):
+        matrix = square_gemm.Squares(layer.weight, layer.weight_scale, layer.share)
+        if isinstance(x_ti, Tensor):
+            if x_ti.shape[0] <= WIDE_ROWS and square_gemm.takes_vector(matrix):
+                y_to = square_gemm.vector_product(x_ti[:WIDE_ROWS], matrix, layer.bias, layer.dtype)
+                if not only_compiling():
+                    return y_to
             x_ti = Fp8Groups(*quantize_rows(x_ti, group=SIDE))
-        matrix = Squares(layer.weight, layer.weight_scale, layer.share)
-        return square_product(x_ti, matrix, layer.bias, layer.dtype)
+        if cublas_takes(layer):
+            return by_cublas(x_ti, layer.weight, layer.weight_scale, layer.bias).to(layer.dtype)
+        return square_gemm.square_product(x_ti, matrix, layer.bias, layer.dtype)
+
+
+def cublas_takes(layer: Linear) -> bool:
+    """Whether cuBLAS multiplies by the layer's squares: on Hopper, from CUDA 12.9 on, where they are whole along i. It
+    takes 60 to 70% of the time of square_gemm.py there (H200, Llama-3.1-8B's shapes, 128 to 8192 rows)."""
+    if layer.share != SIDE or layer.in_features % SIDE or layer.out_features % CUBLAS_OUTPUTS:
+        return False
+    cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
+    return capability(layer.weight.device)[0] == HOPPER and cuda >= CUBLAS_SINCE
+
+
+def by_cublas(x: Fp8Groups, weight_oi: Tensor, scale_sg: Tensor, bias_o: Tensor | None) -> Tensor:
+    """The product [t, o] in bf16."""
+    from octavo.kernels.triton.quantize_rows import filled_up  # loads Triton
+
+    number_ti, scale_gt = filled_up(*x)
+    out_to = torch._scaled_mm(
+        number_ti,
+        weight_oi.t(),
+        scale_a=scale_gt.t(),
+        scale_b=scale_sg.t(),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=False,
+    )[: x.number_ti.shape[0]]
+    return out_to if bias_o is None else out_to + bias_o
 
 
 FP8_SQUARES = Fp8Squares()
