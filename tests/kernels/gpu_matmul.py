@@ -29,6 +29,7 @@ LAYERS = 4
 LONG_S = 2.5
 CASES = ((8192, 8192), (8192, 4096), (8192, 2048), (4096, 4096), (4096, 2048), (2048, 2048), (16384, 16384))
 """(rows of a step, rows of a piece)."""
+SIZES = (*range(256, 641, 32), 704, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048)
 
 
 def clocks() -> str:
@@ -114,15 +115,32 @@ def by_parts(weights: list[list[Tensor]]) -> None:
             print(f"{rows} rows, {name} with its norm, us by parts of k (0: as it is): {found}", flush=True)
 
 
+def by_sizes(weights: list[list[Tensor]]) -> None:
+    """us of each product by rows: which sizes cuBLAS has no good kernel for."""
+    print(f"{'rows':>5}" + "".join(f" {n:>6} x {k:<6}" for n, k in SHAPES))
+    for rows in SIZES:
+        times = []
+        for which, (n, k) in enumerate(SHAPES):
+            x = torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16)
+            y = torch.empty(rows, n, device=DEVICE, dtype=torch.bfloat16)
+            graph = capture(lambda: [torch.mm(x, layer[which].t(), out=y) for layer in weights])  # noqa: B023
+            times.append(1e3 * time_ms(graph, 5, 5) / LAYERS)
+        print(f"{rows:5}" + "".join(f" {us:12.1f}  " for us in times), flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", action="store_true", help="only: o and down in parts of k")
+    parser.add_argument("--sizes", action="store_true", help="only: each product at many numbers of rows")
     args = parser.parse_args()
     weights = [[torch.randn(n, k, device=DEVICE).bfloat16() * k**-0.5 for n, k in SHAPES] for _ in range(LAYERS)]
     if args.parts:
         by_parts(weights)
+        return
+    if args.sizes:
+        by_sizes(weights)
         return
     results: list[dict[str, Any]] = []
     for rows, piece in CASES:
