@@ -5,6 +5,7 @@ The launches are those that `FusedDecode` makes for each bucket of rows, over te
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import Any
 
@@ -39,6 +40,8 @@ LENGTHS = (200, 1000, 100_000)
 MAX_REGISTERS = 255
 REGISTER_FILE = 65536
 """Of a multiprocessor."""
+MULTIPROCESSORS = 132
+"""Of an H200."""
 seen: dict[Any, Compiled] = {}
 
 
@@ -121,7 +124,7 @@ def check_ring(launch: Launch, compiled: Compiled) -> None:
     instructions = matrices * (constants["BLOCK_K"] // depth) * max(1, rows // (16 * constants["WARPS"]))
     assert compiled.num_wgmma == instructions, launch
     assert compiled.num_mma == 0
-    programs = min(2, SHARED_BYTES // compiled.shared_bytes)
+    programs = min(2, SHARED_BYTES // compiled.shared_bytes, -(-math.prod(launch.grid) // MULTIPROCESSORS))
     assert programs * compiled.registers * 32 * launch.num_warps <= REGISTER_FILE, "as many as their rings let in"
     steps = constants["K"] // constants["SPLIT_K"] // constants["BLOCK_K"]
     blocks = matrices * (constants["BLOCK_K"] // constants["SIDE"] if constants["SHARE"] else 1)

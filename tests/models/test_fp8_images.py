@@ -26,7 +26,6 @@ from torch import Tensor
 from octavo.errors import ModelError
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows
 from octavo.kernels.reference.squares import dequantize_squares, quantize_squares
-from octavo.kernels.triton.square_gemm import FEW_ROWS
 from octavo.layers.linear import Linear
 from octavo.layers.moe import SparseMLP
 from octavo.models.base import CausalLM
@@ -38,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent / "architectures"))
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
-IDS = [10 + (7 * i) % 90 for i in range(FEW_ROWS + 16)]
+IDS = [10 + (7 * i) % 90 for i in range(80)]
 PLACES = {
     "qwen3_vl": "model.language_model.",
     "qwen3_5": "model.language_model.",
