@@ -21,8 +21,15 @@ from torch import Tensor
 
 from octavo.errors import ModelError
 from octavo.kernels.reference.quantize_rows import FP8, dequantize_rows, quantize_weights
-from octavo.kernels.reference.squares import dequantize_squares, num_groups, quantize_squares
-from octavo.layers.linear import DENSE
+from octavo.kernels.reference.squares import (
+    dequantize_squares,
+    num_groups,
+    quantize_groups,
+    quantize_squares,
+    square_product,
+)
+from octavo.layers.linear import DENSE, Linear
+from octavo.layers.quant import fp8_squares
 from octavo.layers.quant.fp8 import FP8_LINEAR
 from octavo.layers.quant.fp8_squares import FP8_SQUARES, SQUARES
 from octavo.layers.quant.fp8_tensors import as_kept
@@ -34,6 +41,7 @@ from octavo.models.registry import build_model, footprint
 from octavo.models.weights import linears_of, mixtures_of
 
 IDS = [3 + (7 * i) % 90 for i in range(80)]
+CPU = torch.device("cpu")
 SKIPPED = ("lm_head", "model.layers.1.mlp.down_proj")
 SIZES: dict[str, tuple[str, dict[str, Any], int]] = {
     "even": ("Llama", {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}, 128),
@@ -289,3 +297,47 @@ def test_products_that_are_dealt_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
             found, kept = dequantize_squares(layer.weight, layer.weight_scale, layer.share), kept + 1
         assert torch.equal(found, wide.weight), list(layer.shards)
     assert kept == 3 * 2 + 2 + 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "inputs", "is_taken"),
+    [
+        ({"a": 128, "b": 192}, 1024, True),
+        ({"a": 144}, 512, True),
+        ({"a": 128}, 640, False),
+        ({"a": 256}, 128, False),
+        ({"a": 64, "b": 128}, 512, False),
+        ({"a": 136}, 512, False),
+    ],
+)
+def test_cublas_gets_what_it_reads(
+    sizes: dict[str, int], inputs: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch, on_device: None
+) -> None:
+    """cuBLAS steps from one square of outputs to the next by a multiple of four scales, and takes rows by fours."""
+    layer = Linear(inputs, sizes, bias=True, dtype=torch.bfloat16, device=CPU, choose=lambda _: FP8_SQUARES)
+    outputs, taken = sum(sizes.values()), []
+    assert layer.weight_scale is not None
+    assert layer.bias is not None
+    number, _ = quantize_squares(torch.randn(outputs, inputs))
+    layer.weight.data.copy_(number)
+    layer.weight_scale.data.uniform_(0.5, 1.5)
+    layer.bias.data.normal_()
+
+    def multiply(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, **_: Any) -> Tensor:
+        taken.append(a.shape)
+        assert a.shape[0] % 4 == 0
+        assert scale_a.stride() == (1, a.shape[0])
+        groups = inputs // 128
+        read = torch.as_strided(scale_b, (-(-outputs // 128), groups), (-(-groups // 4) * 4, 1))
+        return square_product((a, scale_a.t()), b.t(), read, None).to(torch.bfloat16)
+
+    monkeypatch.setattr(fp8_squares, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    x = torch.randn(8, inputs, dtype=torch.bfloat16)
+    wanted = square_product(quantize_groups(x), layer.weight, layer.weight_scale, layer.bias, layer.share)
+    assert (layer(x) - wanted).norm() < 0.01 * wanted.norm()
+    assert bool(taken) == is_taken
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert (layer(x) - wanted).norm() < 0.01 * wanted.norm()
+    assert len(taken) == is_taken

@@ -30,6 +30,7 @@ WIDE_ROWS: Final = 1
 HOPPER: Final = 9
 CUBLAS_SINCE: Final = (12, 9)
 CUBLAS_OUTPUTS: Final = 16
+CUBLAS_SCALES: Final = 4
 SQUARES = "weight_scale_squares"
 """What a slot of scales of squares is called, below its matrix' name."""
 
@@ -99,12 +100,17 @@ class Fp8Squares:
 
 
 def cublas_takes(layer: Linear) -> bool:
-    """Whether cuBLAS multiplies by the layer's squares: on Hopper, from CUDA 12.9 on, where they are whole along i. It
-    takes 60 to 70% of the time of square_gemm.py there (H200, Llama-3.1-8B's shapes, 128 to 8192 rows)."""
-    if layer.share != SIDE or layer.in_features % SIDE or layer.out_features % CUBLAS_OUTPUTS:
-        return False
+    """Whether cuBLAS multiplies by the layer's squares: on Hopper, from CUDA 12.9 on, where they have the form that it
+    reads. It takes 60 to 70% of the time of square_gemm.py there (H200, Llama-3.1-8B's shapes, 128 to 8192 rows)."""
     cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
-    return capability(layer.weight.device)[0] == HOPPER and cuda >= CUBLAS_SINCE
+    is_able = capability(layer.weight.device)[0] == HOPPER and cuda >= CUBLAS_SINCE
+    return is_able and cublas_reads(layer.out_features, layer.in_features, layer.share)
+
+
+def cublas_reads(outputs: int, inputs: int, share: int) -> bool:
+    """Whether the scales of such a matrix lie as cuBLAS wants them: whole squares, and a multiple of CUBLAS_SCALES for 128
+    output features, since it steps over them in such multiples however many there are."""
+    return share == SIDE and inputs % (CUBLAS_SCALES * SIDE) == 0 and outputs % CUBLAS_OUTPUTS == 0
 
 
 def by_cublas(x: Fp8Groups, weight_oi: Tensor, scale_sg: Tensor, bias_o: Tensor | None) -> Tensor:
