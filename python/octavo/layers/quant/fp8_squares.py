@@ -108,8 +108,8 @@ def cublas_takes(layer: Linear) -> bool:
 
 
 def cublas_reads(outputs: int, inputs: int, share: int) -> bool:
-    """Whether the scales of such a matrix lie as cuBLAS wants them: whole squares, and a multiple of CUBLAS_SCALES for 128
-    output features, since it steps over them in such multiples however many there are."""
+    """Whether scales of such a matrix lie as cuBLAS wants them: whole squares, and along the inputs a multiple of
+    CUBLAS_SCALES, since it steps over them in such multiples however many there are."""
     return share == SIDE and inputs % (CUBLAS_SCALES * SIDE) == 0 and outputs % CUBLAS_OUTPUTS == 0
 
 
