@@ -13,6 +13,8 @@ use crate::simd::{GROUP, Simd, prefetch};
 
 /// Pairs that fit in registers; with more, lanes of queries (wide.rs) do better.
 pub const MAX_PAIRS: usize = 8;
+/// Keys (or values) that are asked for ahead: what memory gives meanwhile, and little enough to stay in the first-level cache.
+const AHEAD: usize = 32;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -31,6 +33,20 @@ struct Work<'a, E> {
     next: &'a [*const E],
     value_offset: usize,
     dim: usize,
+}
+
+impl<E> Work<'_, E> {
+    /// The key that is read `AHEAD` behind place `j`.
+    #[inline(always)]
+    fn ahead(&self, j: usize) -> Option<*const E> {
+        let (place, count) = (j + AHEAD, self.keys.len());
+        let key = if place < count {
+            self.keys.get(place)
+        } else {
+            self.next.get(place - count)
+        };
+        key.copied()
+    }
 }
 
 /// Attention of one item of at most `MAX_PAIRS` pairs.
@@ -200,7 +216,7 @@ unsafe fn scores<S: Simd, E: Element, const M: usize>(work: &Work<'_, E>) {
             let mut next = keys;
             for lane in 0..S::LANES {
                 keys[lane] = work.keys[(j + lane).clamp(first, last)];
-                next[lane] = *work.next.get(j + lane).unwrap_or(&keys[lane]);
+                next[lane] = work.ahead(j + lane).unwrap_or(keys[lane]);
             }
             let mut acc = [S::splat(0.0); M];
             for d in (0..work.dim).step_by(S::LANES) {
@@ -354,7 +370,7 @@ unsafe fn values_at<S: Simd, E: Element, const M: usize, const N: usize>(
         }
         for (j, &key) in work.keys.iter().enumerate().skip(work.skipped) {
             let value = key.add(work.value_offset);
-            let next = work.next.get(j).unwrap_or(&key);
+            let next = work.ahead(j).unwrap_or(key);
             prefetch(next.wrapping_add(work.value_offset + d), N * S::LANES);
             let mut v = [S::splat(0.0); N];
             for n in 0..N {

@@ -2,7 +2,7 @@
 
 use crate::element::Element;
 use crate::scratch::CHUNK;
-use crate::simd::{Simd, prefetch};
+use crate::simd::{Simd, prefetch_far};
 
 /// Keys (or dimensions) that the product kernels handle at once.
 const STEP: usize = 4;
@@ -96,8 +96,8 @@ pub unsafe fn scores<S: Simd, E: Element>(
             let rows: [Key; STEP] = std::array::from_fn(|n| keys[j + n]);
             let target = work.score.add(j * work.stride);
             for &next in coming.keys.iter().skip(j).take(STEP) {
-                prefetch(next, E::row_len(work.dim));
-                prefetch(next.wrapping_add(coming.value_offset), E::row_len(work.dim));
+                prefetch_far(next, E::row_len(work.dim));
+                prefetch_far(next.wrapping_add(coming.value_offset), E::row_len(work.dim));
             }
             let mut i = 0;
             while i < work.stride {

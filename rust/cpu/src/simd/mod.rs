@@ -20,13 +20,28 @@ pub const STEPS: usize = 8;
 #[inline(always)]
 pub fn prefetch<T>(source: *const T, count: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in (0..count * size_of::<T>()).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch of any address is harmless, and SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(source.wrapping_byte_add(line).cast()) };
-    }
+    prefetch_as::<{ std::arch::x86_64::_MM_HINT_T0 }, T>(source, count);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (source, count);
+}
+
+/// The same for what is read later: into the second-level cache, as the first has no room for it.
+#[inline(always)]
+pub fn prefetch_far<T>(source: *const T, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    prefetch_as::<{ std::arch::x86_64::_MM_HINT_T1 }, T>(source, count);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (source, count);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn prefetch_as<const HINT: i32, T>(source: *const T, count: usize) {
+    for line in (0..count * size_of::<T>()).step_by(64) {
+        use std::arch::x86_64::_mm_prefetch;
+        // SAFETY: a prefetch of any address is harmless, and SSE is part of x86-64.
+        unsafe { _mm_prefetch::<HINT>(source.wrapping_byte_add(line).cast()) };
+    }
 }
 
 /// Numbers of some vectors of weights, step by step.
