@@ -29,7 +29,7 @@ from octavo.kernels.triton.launch import Launch
 from octavo.kernels.triton.quantize_rows import allocate_rows
 from octavo.kernels.triton.skinny_linear import SkinnyLinear, store_apart
 from octavo.kernels.triton.skinny_table import Config, choose
-from octavo.kernels.triton.target import capability, has_dependent_launches
+from octavo.kernels.triton.target import capability, has_dependent_launches, stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,6 @@ TILES: Final[tuple[tuple[int, Tile], ...]] = (
     (1 << 30, Tile(64, 128, 3, 4, False)),
 )
 """(rows up to which it holds, tile). Measured on an H200 at 8, 64, 256 and 8192 rows of Llama-3.1-8B's shapes."""
-SHARED_BYTES: Final = {True: 227 << 10, False: 97 << 10}
-"""For pipelines, by whether there is a tensor memory accelerator: of Hopper and of the data centers' Blackwell, and of
-other devices that multiply e4m3."""
 GROUP_M: Final = 8
 """Tiles of rows whose programs run side by side: they share what they read of W."""
 
@@ -172,8 +169,8 @@ def square_launch(x: Rows, matrix: Squares, bias_n: Tensor | None, y_mn: Tensor,
     }
     programs = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(n, tile.block_n)
     turn_bytes = SIDE * x_mk.element_size() * (tile.block_m + tile.block_n)
-    stages = min(tile.stages, SHARED_BYTES[tma] // turn_bytes)
-    return Launch(square_kernel, (programs,), args, constants, tile.warps, stages)
+    num_stages = stages(tile.stages, turn_bytes, matrix.number_nk.device)
+    return Launch(square_kernel, (programs,), args, constants, tile.warps, num_stages)
 
 
 def square_product(x: Rows, matrix: Squares, bias_n: Tensor | None, dtype: torch.dtype) -> Tensor:
