@@ -3,6 +3,7 @@ a reader of its output that has seen enough (`| head`).
 """
 
 import os
+import select
 import sys
 
 INTERRUPTED = 130
@@ -21,8 +22,17 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
+        if not is_unread():
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more
         return UNREAD
+
+
+def is_unread() -> bool:
+    """Whether nobody reads the standard output any more; other pipes and sockets break, too."""
+    ask = select.poll()
+    ask.register(sys.stdout, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in ask.poll(0))
 
 
 def open_closed_streams() -> None:

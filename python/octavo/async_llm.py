@@ -89,7 +89,6 @@ class AsyncLLM:
 
     async def start(self, on_progress: Progress | None = None) -> None:
         """Start the engine and wait until it is ready. Errors: ConfigError, ModelError, EngineDeadError."""
-        self._event_loop = self._event_loop or asyncio.get_running_loop()
         if not self._is_here():
             raise EngineDeadError(
                 "this AsyncLLM was started in another event loop and can't be used outside of it: do all work within "
@@ -98,6 +97,7 @@ class AsyncLLM:
         async with self._starting:
             if self._factory is None:
                 await self._client.start(on_progress)
+                self._event_loop = asyncio.get_running_loop()
                 facts = self._client.facts
                 assert facts is not None, "a started client knows its model"
                 self._factory = RequestFactory(facts, self.tokenizer, self.config.model.seed)

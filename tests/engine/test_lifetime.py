@@ -6,11 +6,12 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from octavo import LLM, AsyncLLM, SamplingParams
-from octavo.errors import EngineDeadError
+from octavo.errors import ConfigError, EngineDeadError, ModelError
 
 from .conftest import ended, fake_config
 
@@ -105,3 +106,12 @@ def test_close_after_a_fork_leaves_the_parents_engine_alone() -> None:
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         assert len(llm.generate([1], SamplingParams(max_tokens=2))) == 1
+
+
+def test_what_never_started_starts_in_any_event_loop(tmp_path: Path) -> None:
+    """Each time it is said what is wrong with the model."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    llm = AsyncLLM(tmp_path, device="cpu")
+    for _ in range(2):
+        with pytest.raises((ModelError, ConfigError)):
+            asyncio.run(llm.start())

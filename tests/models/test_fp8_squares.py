@@ -337,6 +337,7 @@ def test_cublas_gets_what_it_reads(
     x = torch.randn(8, inputs, dtype=torch.bfloat16)
     wanted = square_product(quantize_groups(x), layer.weight, layer.weight_scale, layer.bias, layer.share)
     assert (layer(x) - wanted).norm() < 0.01 * wanted.norm()
+    assert layer(x[:0]).shape == (0, outputs)
     assert bool(taken) == is_taken
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert (layer(x) - wanted).norm() < 0.01 * wanted.norm()

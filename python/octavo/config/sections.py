@@ -256,7 +256,8 @@ class ServerConfig:
     )
     allowed_origins: list[str] = option(
         [],
-        "Origins of web pages whose scripts may call the API (CORS), such as https://chat.example.com; *: all. "
+        "Origins of web pages whose scripts may call the API (CORS), such as https://chat.example.com; *: all, "
+        "so any page that a browser with access to this server opens. "
         "Default: none.",
     )
     served_model_name: list[str] = option([], "Names the API knows the model by; default: the model as given.")

@@ -11,6 +11,8 @@ Form = Mapping[str, Any]
 
 
 ANY_TEXT: Form = {"type": "any_text"}
+_SLASHES = re.compile(r"(\\.)|/", re.DOTALL)
+"""What is escaped, and slashes that are not."""
 
 
 def text(value: str) -> Form:
@@ -42,8 +44,9 @@ def text_but(beginning: str, marks: Sequence[str]) -> Form:
 
 
 def _in_slashes(terminal: str, begin: int) -> str:
-    """A terminal of Lark whose expression, from `begin` on, may have slashes in it."""
-    return terminal[:begin] + terminal[begin:-1].replace("/", r"\/") + terminal[-1]
+    """A terminal of Lark whose expression, from `begin` on, may have slashes in it, escaped ones too."""
+    body = _SLASHES.sub(lambda found: found[1] or r"\/", terminal[begin:-1])
+    return terminal[:begin] + body + terminal[-1]
 
 
 def sequence(*elements: Form) -> Form:

@@ -180,10 +180,11 @@ async def test_strings_without_quotes_meet_all_that_is_asked_of_them(llm: AsyncL
         "type": "object",
         "properties": {
             "word": {"type": "string", "pattern": "^[a-z/]+$", "minLength": 4, "maxLength": 5},
+            "path": {"type": "string", "pattern": r"^\/[ab\\]+\\$", "minLength": 3, "maxLength": 4},
             "long": {"type": "string", "enum": ["a", "abcd", 12345], "minLength": 2},
             "home": {"allOf": [{"$ref": "#/$defs/City"}], "description": "older generators write it so"},
         },
-        "required": ["word", "long", "home"],
+        "required": ["word", "path", "long", "home"],
         "$defs": {"City": {"type": "string", "enum": ["Oslo", "Rome"]}},
     }
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
@@ -191,6 +192,7 @@ async def test_strings_without_quotes_meet_all_that_is_asked_of_them(llm: AsyncL
     for message in messages:
         value = json.loads(message.tool_calls[0].arguments)
         assert re.fullmatch("[a-z/]{4,5}", value["word"])
+        assert re.fullmatch(r"/(?=.{2,3}$)[ab\\]+\\", value["path"])
         assert value["long"] == "abcd"
         assert value["home"] in ("Oslo", "Rome")
 

@@ -46,7 +46,7 @@ def _apart(
     name: str, number_eoi: Tensor, scale: Tensor, place: Merged, quantization: Quantization | None
 ) -> Iterator[tuple[str, Tensor]]:
     if number_eoi.shape != place.slot.shape and number_eoi.mT.shape == place.slot.shape:
-        number_eoi, scale = number_eoi.mT, scale.mT  # Qwen3-VL's are [e, i, o]
+        number_eoi, scale = number_eoi.mT, scale.mT if scale.ndim > 2 else scale  # Qwen3-VL's are [e, i, o]
     if number_eoi.shape != place.slot.shape or len(scale) != len(number_eoi):
         found, wanted = list(number_eoi.shape), list(place.slot.shape)
         raise ModelError(f"{name} is {found} with scales of {list(scale.shape)}, not {wanted} with some of each expert")

@@ -87,6 +87,8 @@ class Fp8Squares:
         from octavo.kernels.triton.quantize_rows import quantize_rows
 
         assert layer.weight_scale is not None
+        if isinstance(x_ti, Tensor) and not x_ti.shape[0]:
+            return x_ti.new_empty(0, layer.out_features)
         matrix = square_gemm.Squares(layer.weight, layer.weight_scale, layer.share)
         if isinstance(x_ti, Tensor):
             if x_ti.shape[0] <= WIDE_ROWS and square_gemm.takes_vector(matrix):
@@ -95,15 +97,16 @@ class Fp8Squares:
                     return y_to
             x_ti = Fp8Groups(*quantize_rows(x_ti, group=SIDE))
         if cublas_takes(layer):
-            return by_cublas(x_ti, layer.weight, layer.weight_scale, layer.bias).to(layer.dtype)
+            return by_cublas(x_ti, layer.weight, layer.weight_scale, layer.bias)
         return square_gemm.square_product(x_ti, matrix, layer.bias, layer.dtype)
 
 
 def cublas_takes(layer: Linear) -> bool:
-    """Whether cuBLAS multiplies by the layer's squares: on Hopper, from CUDA 12.9 on, where they have the form that it
-    reads. It takes 60 to 70% of the time of square_gemm.py there (H200, Llama-3.1-8B's shapes, 128 to 8192 rows)."""
+    """Whether cuBLAS multiplies by the layer's squares: on Hopper, from CUDA 12.9 on, in bf16, where they have the form
+    that it reads. There it takes 60 to 70% of the time of square_gemm.py (H200, Llama-3.1-8B's shapes, 128 to 8192
+    rows)."""
     cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
-    is_able = capability(layer.weight.device)[0] == HOPPER and cuda >= CUBLAS_SINCE
+    is_able = capability(layer.weight.device)[0] == HOPPER and cuda >= CUBLAS_SINCE and layer.dtype == torch.bfloat16
     return is_able and cublas_reads(layer.out_features, layer.in_features, layer.share)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from octavo.server.structural import Form, either, free, pattern, pattern_within, schema, sequence, tag, text
 from octavo.server.tools.values import resolved, types_of
 
-_ANCHORS = re.compile(r"^\^|(?<!\\)\$$")
+_ANCHORS = re.compile(r"^\^|(?<!\\)((?:\\\\)*)\$$")
 """At the two ends, where they say what is so anyway."""
 
 
@@ -57,7 +57,7 @@ def _is_allowed(choice: object, value: Mapping[str, Any]) -> bool:
 def _like(expression: str, lengths: str | None) -> Form:
     if lengths is None:
         return pattern(expression)
-    return pattern_within(_ANCHORS.sub("", expression), lengths)
+    return pattern_within(_ANCHORS.sub(r"\1", expression), lengths)
 
 
 def _value(value: Any, root: Mapping[str, Any]) -> Form:
