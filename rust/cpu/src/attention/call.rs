@@ -178,8 +178,8 @@ impl<'a> Call<'a> {
         unsafe {
             let partial = self.partials.add(place);
             partial.copy_from_nonoverlapping(out, dim);
-            partial.add(dim).write(greatest);
-            partial.add(dim + 1).write(sum);
+            partial.add(Parts::greatest(dim)).write(greatest);
+            partial.add(Parts::greatest(dim) + 1).write(sum);
         }
     }
 
@@ -262,7 +262,7 @@ impl<'a> Call<'a> {
         for pair in 0..row.num_queries * self.group {
             let position = row.position + pair / self.group;
             let first = first_visible(position, args.window) / SEGMENT;
-            // SAFETY: the pair has a part of each of its segments; a vector more is readable behind the last (`PADDING`).
+            // SAFETY: the pair has a part of each of its segments, whose output is whole vectors.
             unsafe {
                 let mut total = Seen::<S>::nothing();
                 for d in (0..dim).step_by(S::LANES) {
@@ -272,8 +272,8 @@ impl<'a> Call<'a> {
                     let place = parts.place(args, row, (item.kv_head, pair), segment);
                     let part = self.partials.add(place).cast_const();
                     let factors = total.absorb(Seen {
-                        greatest: S::splat(*part.add(dim)),
-                        sum: S::splat(*part.add(dim + 1)),
+                        greatest: S::splat(*part.add(Parts::greatest(dim))),
+                        sum: S::splat(*part.add(Parts::greatest(dim) + 1)),
                     });
                     for d in (0..dim).step_by(S::LANES) {
                         let next = S::load(part.add(d));

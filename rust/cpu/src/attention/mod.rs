@@ -21,13 +21,10 @@ use crate::error::KernelError;
 use crate::isa::Isa;
 use crate::pool::ThreadPool;
 use crate::scratch::{Floats, MAX_ROWS, Scratch, with_scratch};
-use crate::simd::{GROUP, Simd, by_isa};
+use crate::simd::{Simd, by_isa};
 pub use args::AttentionArgs;
 use call::Call;
 use plan::{Item, Plan};
-
-/// Floats behind the partial results, so that whole vectors may be read of them.
-const PADDING: usize = GROUP;
 
 /// Compute one item on this thread, which is likely to get the other one then.
 type Run = unsafe fn(&Call<'_>, &Item, Option<&Item>, &mut Scratch);
@@ -138,7 +135,7 @@ impl Engine {
         let counts = plan.counts.iter().map(|&count| AtomicUsize::new(count));
         self.remaining.clear();
         self.remaining.extend(counts);
-        let partials = self.partials.take(plan.partials + PADDING);
+        let partials = self.partials.take(plan.partials);
         let call = Call::new(*args, plan, partials, &self.remaining);
         call.clear_unused();
         let next = AtomicUsize::new(0);
@@ -183,7 +180,7 @@ impl StepAttention {
             unsafe { plan.fill(args)? };
         }
         let partials = self.plans.iter().map(|plan| plan.partials).max();
-        self.partials.take(partials.unwrap_or(0) + PADDING);
+        self.partials.take(partials.unwrap_or(0));
         self.counters.resize_with(kinds.len(), Default::default);
         for ((next, remaining), &kind) in self.counters.iter_mut().zip(kinds) {
             *next.get_mut() = 0;

@@ -176,7 +176,7 @@ unsafe fn segment<S: Simd, E: Element, const M: usize>(
         call.keys(item, positions.start, &mut next[next_skipped..next_count]);
         for chunk in chunks(positions.clone()) {
             let (keys, skipped, count) = (next, next_skipped, next_count);
-            next_end = positions.end.min(chunk.end + CHUNK);
+            next_end = item.high.min(chunk.end + CHUNK); // past the segment only asked for
             (next_skipped, next_count) = (0, next_end - chunk.end);
             call.keys(item, chunk.end, &mut next[..next_count]);
             if let Some(other) = next_item.filter(|_| chunk.end == item.high) {

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::args::{AttentionArgs, check_sizes};
 use crate::error::KernelError;
+use crate::simd::GROUP;
 
 /// One row of the batch, checked.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +29,8 @@ pub struct Row {
 /// Results of a row for each segment of its keys, to be merged in the segments' order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Where they start in the partials' buffer: `[kv heads, pairs, num_segments]` of `len` floats each: the unscaled output,
-    /// the greatest score, the sum of weights.
+    /// Where they start in the partials' buffer: `[kv heads, pairs, num_segments]` of `len` floats each: the unscaled output
+    /// in whole vectors, the greatest score, the sum of weights.
     pub partial: usize,
     pub first_segment: usize,
     pub num_segments: usize,
@@ -40,7 +41,12 @@ pub struct Parts {
 impl Parts {
     /// Floats of a pair's result of one segment.
     pub fn len(head_dim: usize) -> usize {
-        head_dim + 2
+        Parts::greatest(head_dim) + 2
+    }
+
+    /// Where among them the greatest score is; the sum follows. No vector of the output reaches what other threads write.
+    pub fn greatest(head_dim: usize) -> usize {
+        head_dim.next_multiple_of(GROUP)
     }
 
     /// Where the result of a pair (counted from the row's first) of a segment starts.
