@@ -38,8 +38,8 @@ def gguf_path() -> Path:
     from octavo.models.sources import resolve_source
 
     source = resolve_source(ModelConfig(model=MODEL), lambda stage, fraction: None)
-    assert source.gguf is not None
-    return source.gguf
+    assert source.gguf_file is not None
+    return source.gguf_file.path
 
 
 @pytest.fixture(scope="session")
