@@ -31,6 +31,8 @@ HOPPER: Final = 9
 CUBLAS_SINCE: Final = (12, 9)
 CUBLAS_OUTPUTS: Final = 16
 CUBLAS_SCALES: Final = 4
+"""Of cuBLAS's products with squares: the capability's major number, the first CUDA, and what the output features and
+the scales along the inputs are multiples of."""
 SQUARES = "weight_scale_squares"
 """What a slot of scales of squares is called, below its matrix' name."""
 
